@@ -67,7 +67,6 @@ impl AxisPart {
         AxisPart { name: named.name, part }
     }
 
-    /// The name of the whole axis.
     pub(super) fn whole_name(&self) -> String {
         self.of_whole_axis().name
     }

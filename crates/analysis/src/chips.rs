@@ -16,7 +16,8 @@
 
 use serde::Serialize;
 
-use meshloom_hlo::{DType, PlatformKind};
+use meshloom_hlo::proto::PrimitiveType;
+use meshloom_hlo::{DType, PlatformKind, element_type};
 
 /// The arithmetic that an op is done in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -39,12 +40,19 @@ pub enum Arithmetic {
 impl Arithmetic {
     /// Returns the arithmetic for products of an element type.
     pub fn of(dtype: DType) -> Arithmetic {
-        match dtype {
-            DType::F64 => Arithmetic::F64,
-            DType::F32 => Arithmetic::F32,
-            DType::BF16 | DType::F16 => Arithmetic::Bf16,
-            DType::F8E4M3FN | DType::F8E5M2 => Arithmetic::Fp8,
-            DType::S4 | DType::U4 | DType::S8 | DType::U8 => Arithmetic::Int8,
+        Arithmetic::of_elements(element_type(dtype))
+    }
+
+    /// Returns the same for an element type of HLO, by its number.
+    pub(crate) fn of_elements(element_type: i32) -> Arithmetic {
+        use PrimitiveType as P;
+        match PrimitiveType::try_from(element_type) {
+            Ok(P::F64 | P::C128) => Arithmetic::F64,
+            Ok(P::F32 | P::C64) => Arithmetic::F32,
+            Ok(P::F16 | P::Bf16) => Arithmetic::Bf16,
+            Ok(P::S8 | P::U8 | P::S4 | P::U4 | P::S2 | P::U2 | P::S1 | P::U1) => Arithmetic::Int8,
+            Ok(P::F8e5m2 | P::F8e4m3 | P::F8e4m3fn | P::F8e4m3b11fnuz | P::F8e3m4 | P::F8e5m2fnuz) => Arithmetic::Fp8,
+            Ok(P::F8e4m3fnuz | P::F8e8m0fnu | P::F6e3m2fn | P::F6e2m3fn | P::F4e2m1fn) => Arithmetic::Fp8,
             _ => Arithmetic::Other,
         }
     }

@@ -269,18 +269,14 @@ impl<'a> Operations<'a> {
         Operations { by_kind }
     }
 
-    fn changes(&self, after: &Operations<'_>) -> Vec<OpChange> {
-        let mut changes = Vec::new();
-        for (key, alike) in &self.by_kind {
-            let after = after.by_kind.get(key).map_or(Occurrence::default(), |alike| alike.occurrence);
-            if alike.occurrence != after {
-                changes.push(alike.change(alike.occurrence, after));
-            }
-        }
-        let is_new = |(key, _): &(&u64, &Alike<'_>)| !self.by_kind.contains_key(*key);
-        changes.extend(
-            after.by_kind.iter().filter(is_new).map(|(_, alike)| alike.change(Occurrence::default(), alike.occurrence)),
-        );
+    fn changes(&self, after: &Operations<'a>) -> Vec<OpChange> {
+        let new = after.by_kind.keys().filter(|key| !self.by_kind.contains_key(*key));
+        let change = |key: &u64| {
+            let both = [self.by_kind.get(key), after.by_kind.get(key)];
+            let [before, after] = both.map(|it| it.map_or(Occurrence::default(), |alike| alike.occurrence));
+            Some(both[0].or(both[1])?.change(before, after)).filter(|_| before != after)
+        };
+        let mut changes: Vec<OpChange> = self.by_kind.keys().chain(new).filter_map(change).collect();
         let size = |change: &OpChange| {
             let bound = |occurrence: Occurrence| occurrence.executions.bound().unwrap_or(u64::MAX);
             bound(change.before).abs_diff(bound(change.after))

@@ -2,7 +2,6 @@
 
 use meshloom_hlo::proto::{HloInstructionProto, LiteralProto, ShapeProto};
 
-/// One element of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Element {
     /// The element at this position, counted row by row.

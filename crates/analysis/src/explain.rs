@@ -4,12 +4,15 @@
 //! came from. So this analysis finds stated shardings: at the value itself, or else at the nearest values that it is
 //! computed from or that are computed from it, with the operations in between. Propagation starts there.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, VecDeque};
+use std::iter::successors;
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::index::{Computation, Module};
+use super::partitioning::is_scalar;
 use super::shardings::is_local;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom_hlo::source::{Sources, op_name};
@@ -68,7 +71,6 @@ meshloom_hlo::debug_is_message!(UnknownValue);
 pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Result<Vec<StatedFrom>, UnknownValue> {
     let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_local(module));
     let query = query.trim_start_matches('%');
-    let is_named = |it: &HloInstructionProto| it.name == query;
     let is_described = |it: &HloInstructionProto| {
         let name = op_name(it);
         let at_line = || {
@@ -79,10 +81,6 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Resu
         };
         name == query || name.ends_with(&format!("/{query}")) || at_line()
     };
-    let has_words_in_op_name = |it: &HloInstructionProto| has_words(op_name(it), query);
-    let has_words_in_name = |it: &HloInstructionProto| has_words(&it.name, query);
-    let has_part = |it: &HloInstructionProto| op_name(it).contains(query);
-    let has_part_in_name = |it: &HloInstructionProto| it.name.contains(query);
     let find = |is_it: &dyn Fn(&HloInstructionProto) -> bool| -> Vec<(usize, &HloInstructionProto)> {
         let all = index.computations().iter().enumerate();
         all.flat_map(|(number, it)| it.instructions().iter().map(move |instruction| (number, instruction)))
@@ -91,8 +89,14 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Resu
             .collect()
     };
     type IsIt<'f> = &'f dyn Fn(&HloInstructionProto) -> bool;
-    let ways: [IsIt<'_>; 6] =
-        [&is_named, &is_described, &has_words_in_op_name, &has_words_in_name, &has_part, &has_part_in_name];
+    let ways: [IsIt<'_>; 6] = [
+        &|it| it.name == query,
+        &is_described,
+        &|it| has_words(op_name(it), query),
+        &|it| has_words(&it.name, query),
+        &|it| op_name(it).contains(query),
+        &|it| it.name.contains(query),
+    ];
     // An empty text is part of every text.
     let found = ways.iter().filter(|_| !query.is_empty()).map(|way| find(way)).find(|found| !found.is_empty());
     let Some(found) = found else {
@@ -138,40 +142,26 @@ fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {
 /// Returns the instructions from a value to the nearest stated sharding, over operands and readers; only the value if
 /// there is none.
 fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
-    let mut readers: FxHashMap<i64, Vec<i64>> = FxHashMap::default();
-    for instruction in computation.instructions() {
-        for &operand in &instruction.operand_ids {
-            readers.entry(operand).or_default().push(instruction.id);
-        }
-    }
-    let mut came_from: FxHashMap<i64, Option<i64>> = FxHashMap::default();
-    came_from.insert(start.id, None);
-    let mut queue = VecDeque::from([start]);
-    while let Some(instruction) = queue.pop_front() {
-        if instruction.sharding.is_some() {
-            let mut way = vec![instruction];
-            let mut at = instruction.id;
-            while let Some(&Some(before)) = came_from.get(&at) {
-                way.extend(computation.instruction(before));
-                at = before;
-            }
+    let Some(first) = computation.position(start.id) else { return vec![start] };
+    let (instructions, readers) = (computation.instructions(), computation.readers());
+    let mut came_from = FxHashMap::from_iter([(first, None)]);
+    let mut queue = VecDeque::from([first]);
+    while let Some(at) = queue.pop_front() {
+        if instructions[at].sharding.is_some() {
+            let way = successors(Some(at), |at| came_from.get(at).copied().flatten());
+            let mut way: Vec<_> = way.map(|at| &instructions[at]).collect();
             way.reverse();
             return way;
         }
-        let nothing = Vec::new();
-        let around = instruction.operand_ids.iter().chain(readers.get(&instruction.id).unwrap_or(&nothing));
-        for &next in around {
+        for next in computation.operand_positions(&instructions[at]).chain(readers[at].iter().copied()) {
             // A scalar has no sharding to pass on.
-            let Some(found) = computation.instruction(next).filter(|it| !is_scalar(it)) else { continue };
-            if let std::collections::hash_map::Entry::Vacant(entry) = came_from.entry(next) {
-                entry.insert(Some(instruction.id));
-                queue.push_back(found);
+            if !instructions[next].shape.as_ref().is_some_and(is_scalar)
+                && let Entry::Vacant(entry) = came_from.entry(next)
+            {
+                entry.insert(Some(at));
+                queue.push_back(next);
             }
         }
     }
     vec![start]
-}
-
-fn is_scalar(instruction: &HloInstructionProto) -> bool {
-    instruction.shape.as_ref().is_some_and(|shape| shape.dimensions.is_empty() && shape.tuple_shapes.is_empty())
 }

@@ -19,7 +19,7 @@ pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u
     for reader in instructions {
         let opcode = reader.opcode.as_str();
         let absorbs = is_by_element(opcode) || moves_elements(opcode) || is_free(opcode) || is_fold(opcode);
-        let operands: Vec<usize> = reader.operand_ids.iter().filter_map(|&id| computation.position(id)).collect();
+        let operands: Vec<usize> = computation.operand_positions(reader).collect();
         for (nth, &operand) in operands.iter().enumerate() {
             // An instruction that reads it twice is one reader.
             readers[operand] += u32::from(operands.len() > 8 || !operands[..nth].contains(&operand));
@@ -45,18 +45,7 @@ pub(super) fn computed_in_readers(computation: &Computation<'_>, most_readers: u
 /// anyway.
 pub(super) fn computed_with_readers(computation: &Computation<'_>, is_inside: &[bool]) -> Vec<bool> {
     let instructions = computation.instructions();
-    let operands = |position: usize| {
-        let ids = &instructions[position].operand_ids;
-        ids.iter().filter_map(|&id| computation.position(id))
-    };
-    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); instructions.len()];
-    for reader in 0..instructions.len() {
-        for operand in operands(reader) {
-            if readers[operand].last() != Some(&reader) {
-                readers[operand].push(reader);
-            }
-        }
-    }
+    let readers = computation.readers();
     let root = computation.position(computation.proto().root_id);
     let dimensions = |position: usize| instructions[position].shape.as_ref().map(|shape| &shape.dimensions);
     let joins = |position: usize, reader: usize| {
@@ -68,7 +57,8 @@ pub(super) fn computed_with_readers(computation: &Computation<'_>, is_inside: &[
         let (Some(&first), Some(&last)) = (readers.first(), readers.last()) else { return false };
         let mut needs = vec![false; last - first + 1];
         (first..=last).any(|position| {
-            let needed = operands(position).any(|operand| operand >= first && needs[operand - first]);
+            let mut operands = computation.operand_positions(&instructions[position]);
+            let needed = operands.any(|operand| operand >= first && needs[operand - first]);
             let is_reader = readers.contains(&position);
             needs[position - first] = needed || is_reader;
             needed && is_reader

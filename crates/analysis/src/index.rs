@@ -34,17 +34,14 @@ impl<'a> Module<'a> {
         self.by_id.get(&id).copied()
     }
 
-    /// The number of the entry computation.
     pub(super) fn entry(&self) -> Option<usize> {
         self.entry
     }
 
-    /// Every computation, by number.
     pub(super) fn computations(&self) -> &[Computation<'a>] {
         &self.computations
     }
 
-    /// The computation that an instruction calls in a position.
     pub(super) fn callee(&self, caller: &HloInstructionProto, position: usize) -> Option<&Computation<'a>> {
         self.computations.get(self.number(*caller.called_computation_ids.get(position)?)?)
     }
@@ -63,19 +60,34 @@ impl<'a> Computation<'a> {
         self.instruction(self.proto.root_id)
     }
 
-    /// The instruction of an id.
     pub(super) fn instruction(&self, id: i64) -> Option<&'a HloInstructionProto> {
         self.proto.instructions.get(self.position(id)?)
     }
 
-    /// Returns the position of the instruction with an id.
     pub(super) fn position(&self, id: i64) -> Option<usize> {
         self.positions.get(&id).copied()
     }
 
-    /// Returns the operand of an instruction in a position.
     pub(super) fn operand(&self, reader: &HloInstructionProto, position: usize) -> Option<&'a HloInstructionProto> {
         self.instruction(*reader.operand_ids.get(position)?)
+    }
+
+    /// The positions of the operands of an instruction.
+    pub(super) fn operand_positions(&self, reader: &HloInstructionProto) -> impl Iterator<Item = usize> {
+        reader.operand_ids.iter().filter_map(|&id| self.position(id))
+    }
+
+    /// The positions of those that read each instruction, each once.
+    pub(super) fn readers(&self) -> Vec<Vec<usize>> {
+        let mut readers = vec![Vec::new(); self.instructions().len()];
+        for (reader, instruction) in self.instructions().iter().enumerate() {
+            for operand in self.operand_positions(instruction) {
+                if readers[operand].last() != Some(&reader) {
+                    readers[operand].push(reader);
+                }
+            }
+        }
+        readers
     }
 
     pub(super) fn operands<'s>(
@@ -84,4 +96,9 @@ impl<'a> Computation<'a> {
     ) -> impl Iterator<Item = Option<&'a HloInstructionProto>> + use<'s, 'a> {
         reader.operand_ids.iter().map(|&id| self.instruction(id))
     }
+}
+
+/// Returns a frontend attribute of an instruction.
+pub(super) fn attribute<'a>(instruction: &'a HloInstructionProto, name: &str) -> Option<&'a str> {
+    instruction.frontend_attributes.as_ref()?.map.get(name).map(String::as_str)
 }

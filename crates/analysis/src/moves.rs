@@ -1,8 +1,8 @@
 //! Moves between a device's memory and the host's.
 
+use super::index::attribute;
 use meshloom_hlo::proto::HloInstructionProto;
 
-/// The direction of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
     ToHost,
@@ -15,14 +15,11 @@ pub(crate) fn move_of(instruction: &HloInstructionProto) -> Option<Move> {
     match instruction.custom_call_target.as_str() {
         "MoveToHost" => Some(Move::ToHost),
         "MoveToDevice" => Some(Move::ToDevice),
-        "annotate_device_placement" => {
-            let place = instruction.frontend_attributes.as_ref()?.map.get("_xla_buffer_placement")?;
-            match place.as_str() {
-                "pinned_host" | "unpinned_host" => Some(Move::ToHost),
-                "device" => Some(Move::ToDevice),
-                _ => None,
-            }
-        }
+        "annotate_device_placement" => match attribute(instruction, "_xla_buffer_placement")? {
+            "pinned_host" | "unpinned_host" => Some(Move::ToHost),
+            "device" => Some(Move::ToDevice),
+            _ => None,
+        },
         _ => None,
     }
 }

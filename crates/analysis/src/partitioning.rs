@@ -113,7 +113,7 @@ fn is_communicating(module: &HloModuleProto) -> bool {
 }
 
 /// Whether an instruction has the sharding `{manual}`; for a tuple, any part of it.
-fn is_manual(instruction: &HloInstructionProto) -> bool {
+pub(super) fn is_manual(instruction: &HloInstructionProto) -> bool {
     let is_manual = |sharding: &OpSharding| sharding.r#type() == Type::Manual;
     instruction.sharding.as_deref().is_some_and(|it| is_manual(it) || it.tuple_shardings.iter().any(is_manual))
 }
@@ -197,6 +197,6 @@ fn computes(computation: &Computation<'_>, instruction: &HloInstructionProto) ->
     }
 }
 
-fn is_scalar(shape: &ShapeProto) -> bool {
+pub(super) fn is_scalar(shape: &ShapeProto) -> bool {
     shape.dimensions.is_empty() && shape.tuple_shapes.is_empty()
 }

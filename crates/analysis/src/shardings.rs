@@ -65,7 +65,7 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
     for computation in &module.computations {
         let is_entry = computation.id == module.entry_computation_id;
         for instruction in &computation.instructions {
-            let (Some(sharding), Some(shape)) = (instruction.sharding.as_deref(), instruction.shape.as_ref()) else {
+            let (Some(whole), Some(shape)) = (instruction.sharding.as_deref(), instruction.shape.as_ref()) else {
                 continue;
             };
             let kind = match instruction.opcode.as_str() {
@@ -73,8 +73,8 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
                 _ if is_entry && instruction.id == computation.root_id => ValueKind::Result,
                 _ => ValueKind::Annotated,
             };
-            for (index, (shape, sharding)) in parts_of(shape, sharding).into_iter().enumerate() {
-                let is_tuple = !sharding_of_one(instruction.sharding.as_deref());
+            for (index, (shape, sharding)) in parts_of(shape, whole).into_iter().enumerate() {
+                let is_tuple = whole.r#type() == Type::Tuple;
                 let name = if is_tuple { format!("{} [{index}]", instruction.name) } else { instruction.name.clone() };
                 let source = sources.line(instruction).map(|line| line.to_string());
                 values.push(ShardedValue {
@@ -98,10 +98,6 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
 /// Whether XLA has partitioned a module, so that every shape is that of one device's part.
 pub(super) fn is_local(module: &HloModuleProto) -> bool {
     Partitioning::of(module, device_count(module, None)) == Partitioning::Done
-}
-
-fn sharding_of_one(sharding: Option<&OpSharding>) -> bool {
-    sharding.is_none_or(|sharding| sharding.r#type() != Type::Tuple)
 }
 
 /// Returns a tuple's elements with their shardings; for any other shape, the shape itself.

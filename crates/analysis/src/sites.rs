@@ -9,6 +9,7 @@ use std::iter::successors;
 
 use rustc_hash::FxHashMap;
 
+use super::index::attribute;
 use super::slices::communication_of;
 use super::walk::{Step, Via, Walk};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto};
@@ -78,12 +79,10 @@ impl Sites {
         self.at.get(&(place, position)).copied()
     }
 
-    /// Returns the collective that starts in a step.
     pub(super) fn starting(&self, step: Step<'_, '_>) -> Option<Site> {
         self.at(step.place_number, step.position).filter(|site| site.starts)
     }
 
-    /// Returns the places that have a site.
     pub(super) fn places(&self) -> impl Iterator<Item = usize> {
         self.at.keys().map(|&(place, _)| place)
     }
@@ -91,7 +90,5 @@ impl Sites {
 
 /// Returns the channel and the chain that the parts of an asynchronous collective have in common.
 fn chain(collective: &HloInstructionProto) -> (i64, &str) {
-    let attributes = collective.frontend_attributes.as_ref();
-    let chain = attributes.and_then(|attributes| attributes.map.get("chain_id"));
-    (collective.channel_id, chain.map_or("", String::as_str))
+    (collective.channel_id, attribute(collective, "chain_id").unwrap_or_default())
 }

@@ -47,7 +47,6 @@ pub(super) fn product(sizes: impl IntoIterator<Item = i64>) -> u64 {
     sizes.into_iter().fold(1, |product, size| product.saturating_mul(u64::try_from(size).unwrap_or(0)))
 }
 
-/// Returns the bytes of an array.
 pub(super) fn array_bytes(element_type: i32, dimensions: &[i64]) -> Option<u64> {
     let elements =
         dimensions.iter().try_fold(1u64, |count, &size| Some(count.saturating_mul(u64::try_from(size).ok()?)));

@@ -9,6 +9,7 @@
 //! Devices are counted slice by slice, as in a mesh whose major axis is the one across slices.
 
 use super::communication::{Communication, communication};
+use super::index::attribute;
 use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
@@ -22,10 +23,6 @@ pub struct SliceTransfer {
     pub slices: Option<u64>,
     /// The number of devices of a slice.
     pub devices: Option<u64>,
-}
-
-fn attribute<'a>(instruction: &'a HloInstructionProto, name: &str) -> Option<&'a str> {
-    instruction.frontend_attributes.as_ref()?.map.get(name).map(String::as_str)
 }
 
 impl SliceTransfer {

@@ -10,7 +10,7 @@
 use std::cell::Cell;
 
 use super::elements::{Element, number};
-use super::index::{Computation, Module};
+use super::index::{Computation, Module, attribute};
 use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
 /// Frontend attribute of a loop whose number of iterations depends on data: the most iterations that it has.
@@ -18,7 +18,7 @@ pub const STATED_ITERATIONS: &str = "iterations_at_most";
 
 /// Returns the most iterations that a loop states.
 pub(super) fn stated(instruction: &HloInstructionProto) -> Option<u64> {
-    instruction.frontend_attributes.as_ref()?.map.get(STATED_ITERATIONS)?.parse().ok()
+    attribute(instruction, STATED_ITERATIONS)?.parse().ok()
 }
 
 /// More levels of fusions than any compiler makes.
@@ -85,73 +85,39 @@ pub(super) fn of_scan(within: &Computation<'_>, instruction: &HloInstructionProt
     u64::try_from(*rows.dimensions.get(along)?).ok()
 }
 
-/// A comparison of two numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Direction {
-    Equal,
-    NotEqual,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
+/// A comparison of two numbers: whether it is true for one that is less, equal, greater.
+pub(super) type Direction = [bool; 3];
+
+pub(super) fn direction(comparison: &HloInstructionProto) -> Option<Direction> {
+    Some(match comparison.comparison_direction.as_str() {
+        "EQ" => [false, true, false],
+        "NE" => [true, false, true],
+        "LT" => [true, false, false],
+        "LE" => [true, true, false],
+        "GT" => [false, false, true],
+        "GE" => [false, true, true],
+        _ => return None,
+    })
 }
 
-impl Direction {
-    fn of(instruction: &HloInstructionProto) -> Option<Direction> {
-        Some(match instruction.comparison_direction.as_str() {
-            "EQ" => Direction::Equal,
-            "NE" => Direction::NotEqual,
-            "LT" => Direction::Less,
-            "LE" => Direction::LessOrEqual,
-            "GT" => Direction::Greater,
-            "GE" => Direction::GreaterOrEqual,
-            _ => return None,
-        })
-    }
-
-    /// Returns the comparison with its operands exchanged.
-    fn flipped(self) -> Direction {
-        match self {
-            Direction::Less => Direction::Greater,
-            Direction::LessOrEqual => Direction::GreaterOrEqual,
-            Direction::Greater => Direction::Less,
-            Direction::GreaterOrEqual => Direction::LessOrEqual,
-            symmetric => symmetric,
-        }
-    }
-
-    /// Returns the comparison that is true where this one is false.
-    fn opposite(self) -> Direction {
-        match self {
-            Direction::Equal => Direction::NotEqual,
-            Direction::NotEqual => Direction::Equal,
-            Direction::Less => Direction::GreaterOrEqual,
-            Direction::LessOrEqual => Direction::Greater,
-            Direction::Greater => Direction::LessOrEqual,
-            Direction::GreaterOrEqual => Direction::Less,
-        }
-    }
-
-    /// Counts how many of `start`, `start + step`, ... compare so to `bound` before the first that does not; `None` if
-    /// all do.
-    fn count(self, start: i128, step: i128, bound: i128) -> Option<i128> {
-        // The steps from a start to the first number that is not below a bound.
-        let up_to = |start: i128, step: i128, bound: i128| match (start < bound, step > 0) {
-            (false, _) => Some(0),
-            (true, true) => Some((bound - start + step - 1).div_euclid(step)),
-            (true, false) => None,
-        };
-        match self {
-            Direction::Less => up_to(start, step, bound),
-            Direction::LessOrEqual => up_to(start, step, bound + 1),
-            Direction::Greater => up_to(-start, -step, -bound),
-            Direction::GreaterOrEqual => up_to(-start, -step, -bound + 1),
-            Direction::Equal if start != bound => Some(0),
-            Direction::Equal => (step != 0).then_some(1),
-            Direction::NotEqual if start == bound => Some(0),
-            Direction::NotEqual if step == 0 || (bound - start) % step != 0 => None,
-            Direction::NotEqual => u64::try_from((bound - start) / step).ok().map(i128::from),
-        }
+/// Counts how many of `start`, `start + step`, ... compare so to `bound` before the first that does not; `None` if all
+/// do.
+fn count(direction: Direction, start: i128, step: i128, bound: i128) -> Option<i128> {
+    // The steps from a start to the first number that is not below a bound.
+    let up_to = |start: i128, step: i128, bound: i128| match (start < bound, step > 0) {
+        (false, _) => Some(0),
+        (true, true) => Some((bound - start + step - 1).div_euclid(step)),
+        (true, false) => None,
+    };
+    match direction {
+        [true, is_also_equal, false] => up_to(start, step, bound + i128::from(is_also_equal)),
+        [false, false, true] => up_to(-start, -step, -bound),
+        [false, true, true] => up_to(-start, -step, -bound + 1),
+        [_, true, _] if start != bound => Some(0),
+        [_, true, _] => (step != 0).then_some(1),
+        _ if start == bound => Some(0),
+        _ if step == 0 || (bound - start) % step != 0 => None,
+        _ => u64::try_from((bound - start) / step).ok().map(i128::from),
     }
 }
 
@@ -214,11 +180,14 @@ fn counted(
     let Symbol::Comparison { direction, left, right } = root else { return None };
     let (direction, index, plus, bound) = match (left, right, fixed(left), fixed(right)) {
         (Scalar::Element { index, plus }, _, _, Some(bound)) => (direction, index, plus, bound),
-        (_, Scalar::Element { index, plus }, Some(bound), _) => (direction.flipped(), index, plus, bound),
+        (_, Scalar::Element { index, plus }, Some(bound), _) => {
+            let [less, equal, greater] = direction;
+            ([greater, equal, less], index, plus, bound)
+        }
         _ => return None,
     };
     let (start, step) = (start(index)?, step(index)?);
-    let count = direction.count(start.checked_add(plus)?, step, bound)?;
+    let count = count(direction, start.checked_add(plus)?, step, bound)?;
     // A counter that wraps around goes on for longer.
     let last = start.checked_add(step.checked_mul(count)?)?;
     let shape = instruction.shape.as_ref()?;
@@ -303,13 +272,13 @@ impl Evaluation<'_> {
                 _ => return None,
             })),
             "compare" => Some(Symbol::Comparison {
-                direction: Direction::of(instruction)?,
+                direction: direction(instruction)?,
                 left: self.number(instruction, 0)?,
                 right: self.number(instruction, 1)?,
             }),
             "not" => match self.operand(instruction, 0)? {
                 Symbol::Comparison { direction, left, right } => {
-                    Some(Symbol::Comparison { direction: direction.opposite(), left, right })
+                    Some(Symbol::Comparison { direction: direction.map(|holds| !holds), left, right })
                 }
                 _ => None,
             },
@@ -330,7 +299,6 @@ impl Evaluation<'_> {
         fits.then_some(Symbol::Number(number))
     }
 
-    /// Returns an element of a tuple.
     fn element(&self, tuple: &HloInstructionProto, index: i64) -> Option<Symbol> {
         let deeper = self.deeper()?;
         let operand = |position| self.computation.operand(tuple, position);

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use super::devices::Devices;
 use super::elements::{self, Element, counted, number};
 use super::partitioning::Border;
-use super::trip_count::range;
+use super::trip_count::{direction, range};
 use super::walk::{Via, Walk};
 use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
@@ -38,7 +38,6 @@ pub(super) const ANY_ITERATION: u64 = u64::MAX;
 /// A number in the result of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Part {
-    /// The path in its tuple.
     path: Vec<i64>,
     element: Element,
 }
@@ -239,15 +238,17 @@ impl<'w, 'a> Values<'w, 'a> {
                 let (callee, root) = self.callee(place, it, taken)?;
                 return self.value(callee, root, part, iterations);
             }
-            "while" => return self.after_loop(place, it, part, iterations),
+            "while" => {
+                let count = self.trips(place, it, iterations)?;
+                return self.carried(place, it, part, iterations, count);
+            }
             // A call with several operands has each as an element of its result.
             "custom-call" if Border::of(it).is_some() && it.operand_ids.len() > 1 => {
                 let (first, rest) = part.split()?;
                 return self.operand(place, it, first, &rest, iterations);
             }
-            "opt-barrier" | "copy" | "custom-call" => {
-                return if passes_on(it) { self.operand(place, it, 0, part, iterations) } else { None };
-            }
+            "custom-call" if Border::of(it).is_none() => return None,
+            "opt-barrier" | "copy" | "custom-call" => return self.operand(place, it, 0, part, iterations),
             "copy-done" => return self.operand(place, it, 0, &part.within(0), iterations),
             // The tuple has the copy and its source.
             "copy-start" => {
@@ -307,7 +308,7 @@ impl<'w, 'a> Values<'w, 'a> {
                 None => operand(1).filter(|&value| operand(2) == Some(value))?,
             },
             "clamp" => operand(1)?.max(operand(0)?).min(operand(2)?),
-            "compare" => compared(&it.comparison_direction, operand(0)?, operand(1)?)?,
+            "compare" => i128::from(direction(it)?[(operand(0)?.cmp(&operand(1)?) as i8 + 1) as usize]),
             "not" if is_truth(it) => i128::from(operand(0)? == 0),
             "not" => !operand(0)?,
             "negate" => operand(0)?.checked_neg()?,
@@ -418,33 +419,10 @@ impl<'w, 'a> Values<'w, 'a> {
         }
         false
     }
-
-    /// Returns a value that a loop carries after its last iteration.
-    fn after_loop(&mut self, place: usize, it: &HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
-        let count = self.trips(place, it, iterations)?;
-        self.carried(place, it, part, iterations, count)
-    }
-}
-
-/// Whether an instruction passes on its operand: a barrier, a copy, or the border of a manual region.
-fn passes_on(it: &HloInstructionProto) -> bool {
-    it.opcode != "custom-call" || Border::of(it).is_some()
 }
 
 fn is_truth(it: &HloInstructionProto) -> bool {
     it.shape.as_ref().is_some_and(|shape| shape.element_type == i32::from(PrimitiveType::Pred))
-}
-
-fn compared(direction: &str, a: i128, b: i128) -> Option<i128> {
-    Some(i128::from(match direction {
-        "EQ" => a == b,
-        "NE" => a != b,
-        "LT" => a < b,
-        "LE" => a <= b,
-        "GT" => a > b,
-        "GE" => a >= b,
-        _ => return None,
-    }))
 }
 
 /// Combines two numbers as HLO does: division rounds toward zero, and a remainder has the sign of the dividend.

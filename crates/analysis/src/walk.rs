@@ -84,7 +84,6 @@ pub struct Place<'a> {
     pub asynchronous: bool,
     /// Whether it is in a fusion.
     pub fused: bool,
-    /// Number of the computation.
     number: usize,
     /// The call site, among those of the caller's computation.
     site: usize,
@@ -207,15 +206,10 @@ impl<'a> Walk<'a> {
         before(position)..before(position + 1)
     }
 
-    /// Returns the number of conditionals, each counted once for each way to it.
-    pub fn conditional_count(&self) -> usize {
-        self.conditionals.len()
-    }
-
-    /// Returns a conditional, and the place that it is in, by its number.
-    pub fn conditional(&self, number: usize) -> Option<(usize, &'a HloInstructionProto)> {
-        let &(place, position) = self.conditionals.get(number)?;
-        Some((place, self.places.get(place)?.computation.instructions.get(position)?))
+    /// Returns the conditionals by their numbers, each once for each way to it, with the place that it is in.
+    pub fn conditionals(&self) -> impl Iterator<Item = (&Place<'a>, &'a HloInstructionProto)> {
+        let places = self.conditionals.iter().map(|&(place, position)| (&self.places[place], position));
+        places.map(|(place, position)| (place, &place.computation.instructions[position]))
     }
 
     pub(super) fn module(&self) -> &Module<'a> {
@@ -372,7 +366,6 @@ impl Times {
 struct CallSite {
     /// Position of the instruction that runs it.
     position: usize,
-    /// Number of the computation.
     callee: usize,
     via: Via,
     times: Times,
@@ -497,38 +490,29 @@ fn call_sites(
         if callees.is_empty() {
             continue;
         }
-        let mut add = |callee: i64, via, times| {
-            if let Some(callee) = module.number(callee) {
-                sites.push(CallSite { position, callee, via, times, recursive: false });
-            }
-        };
+        let count = callees.len();
         let times = |count: Option<u64>| count.map_or(Times::Unknown, Times::Exactly);
-        match instruction.opcode.as_str() {
+        let once = Times::Exactly(1);
+        let uses = match instruction.opcode.as_str() {
             "while" => {
                 let count = trip_count::of(module, computation, instruction, budget);
                 // The condition follows the body. It runs once more than the body.
-                let counts = [(Via::LoopBody, count), (Via::LoopCondition, count.map(|count| count.saturating_add(1)))];
-                callees.iter().zip(counts).for_each(|(&callee, (via, count))| add(callee, via, times(count)));
+                let condition = count.map(|count| count.saturating_add(1));
+                vec![(Via::LoopBody, times(count)), (Via::LoopCondition, times(condition))]
             }
-            "scan" => {
-                let count = trip_count::of_scan(computation, instruction);
-                callees.iter().for_each(|&callee| add(callee, Via::LoopBody, times(count)));
-            }
-            "conditional" => {
-                callees
-                    .iter()
-                    .zip(0..)
-                    .for_each(|(&callee, branch)| add(callee, Via::Branch(branch), Times::AtMostOnce));
-            }
-            "fusion" => callees.iter().for_each(|&callee| add(callee, Via::Fusion, Times::Exactly(1))),
-            "call" => callees.iter().for_each(|&callee| add(callee, Via::Call, Times::Exactly(1))),
-            "async-start" => callees.iter().for_each(|&callee| add(callee, Via::Async, Times::Exactly(1))),
-            "custom-call" if offloaded || is_offloaded(instruction) => {
-                callees.iter().for_each(|&callee| add(callee, Via::Call, Times::Exactly(1)));
-            }
-            "custom-call" => callees.iter().for_each(|&callee| add(callee, Via::CustomCall, Times::Unknown)),
-            _ => {}
-        }
+            "scan" => vec![(Via::LoopBody, times(trip_count::of_scan(computation, instruction))); count],
+            "conditional" => (0..count).map(|branch| (Via::Branch(branch), Times::AtMostOnce)).collect(),
+            "fusion" => vec![(Via::Fusion, once); count],
+            "call" => vec![(Via::Call, once); count],
+            "async-start" => vec![(Via::Async, once); count],
+            "custom-call" if offloaded || is_offloaded(instruction) => vec![(Via::Call, once); count],
+            "custom-call" => vec![(Via::CustomCall, Times::Unknown); count],
+            _ => continue,
+        };
+        let site = |(&callee, (via, times)): (&i64, (Via, Times))| {
+            Some(CallSite { position, callee: module.number(callee)?, via, times, recursive: false })
+        };
+        sites.extend(callees.iter().zip(uses).filter_map(site));
     }
     sites
 }

@@ -1,5 +1,7 @@
 //! Ops without regions, on host values.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
     ArgReduce, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind, Scatter, Sort,
@@ -103,26 +105,15 @@ fn defined<R: IntoIterator<Item = Value>>(
 fn kernel(call: &CustomCall, operands: &[&Literal]) -> Vec<Literal> {
     let config: serde_json::Value = serde_json::from_str(&call.config).expect("a configuration");
     let body = config["custom_call_config"]["body"].as_str().expect("the kernel");
-    let text = String::from_utf8(from_base64(body)).expect("text");
+    let text = String::from_utf8(STANDARD.decode(body).expect("base 64")).expect("text");
     let array = |literal: &&Literal| {
         let ty = literal.ty();
-        Array::new(ty.dtype, &ty.dims, &literal.to_f64_vec()).expect("an operand")
+        Array::new(ty.dtype, &ty.dims, &literal.to_f64_vec())
     };
     let operands: Vec<Array> = operands.iter().map(array).collect();
-    let results = mosaic::run(&text, &operands, &call.results).unwrap_or_else(|error| panic!("{error}"));
+    let results = mosaic::run(&text, &operands, &call.results);
     let literal = |(array, ty): (&Array, &TensorType)| Literal::from_fn(ty.clone(), |index| array.data()[index]);
     results.iter().zip(&*call.results).map(literal).collect()
-}
-
-fn from_base64(text: &str) -> Vec<u8> {
-    const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits: Vec<usize> = text.chars().filter_map(|digit| DIGITS.find(digit)).collect();
-    let bits = |four: &[usize]| (0..4).fold(0, |bits, at| bits << 6 | four.get(at).copied().unwrap_or(0));
-    let bytes = |four: &[usize]| {
-        let bits = bits(four);
-        (0..four.len() - 1).map(|at| (bits >> (16 - 8 * at)) as u8).collect::<Vec<_>>()
-    };
-    digits.chunks(4).flat_map(bytes).collect()
 }
 
 /// Ops that move elements.

@@ -78,19 +78,30 @@ fn step(op: &Op, operands: &[&Lanes], types: &[&TensorType], mesh: &Mesh) -> Vec
 
 /// Results for each device. Devices whose operands are one and the same share theirs, as replicas do.
 pub fn shared(devices: usize, operands: &[&Lanes], compute: impl Fn(&[&Literal]) -> Vec<Literal>) -> Vec<Lanes> {
-    let mut known: Vec<(Vec<*const u8>, Vec<Literal>)> = Vec::new();
+    let mut known = Known::default();
     let mut results: Vec<Lanes> = Vec::new();
     for device in 0..devices {
         let own: Vec<&Literal> = operands.iter().map(|lanes| &lanes[device]).collect();
-        let key: Vec<*const u8> = own.iter().map(|literal| literal.bytes().as_ptr()).collect();
-        let at = known.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
-            known.push((key, compute(&own)));
-            known.len() - 1
-        });
-        results.resize(known[at].1.len(), Lanes::with_capacity(devices));
-        results.iter_mut().zip(&known[at].1).for_each(|(lanes, literal)| lanes.push(literal.clone()));
+        let of_device = known.of(&own, || compute(&own));
+        results.resize(of_device.len(), Lanes::with_capacity(devices));
+        results.iter_mut().zip(of_device).for_each(|(lanes, literal)| lanes.push(literal.clone()));
     }
     results
+}
+
+/// Results by operands: those that are one and the same literals have the same results.
+#[derive(Default)]
+struct Known(Vec<(Vec<*const u8>, Vec<Literal>)>);
+
+impl Known {
+    fn of(&mut self, operands: &[&Literal], compute: impl FnOnce() -> Vec<Literal>) -> &[Literal] {
+        let key: Vec<*const u8> = operands.iter().map(|literal| literal.bytes().as_ptr()).collect();
+        let at = self.0.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            self.0.push((key, compute()));
+            self.0.len() - 1
+        });
+        &self.0[at].1
+    }
 }
 
 fn scan(scan: &Scan, operands: Vec<Lanes>, types: &[&TensorType], mesh: &Mesh) -> Vec<Lanes> {

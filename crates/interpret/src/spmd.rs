@@ -6,7 +6,7 @@ use meshloom::ops::{Binary, Group, Op, ReduceKind};
 use meshloom::sharding::{Mesh, Spec};
 
 use super::moves::{concatenate, cut, paste};
-use super::{Lanes, apply, lockstep, present};
+use super::{Known, Lanes, apply, lockstep, present};
 
 /// Runs a local graph. Inputs are whole values; each device gets the part that the port's spec says. The outputs are
 /// put together again.
@@ -79,7 +79,7 @@ pub fn collective(op: &Op, group: &Group, operands: &[&Lanes], mesh: &Mesh) -> V
     // An axis index has a result, but no operand.
     let results = operands.len().max(1);
     let mut lanes: Vec<Vec<Option<Literal>>> = vec![vec![None; mesh.device_count()]; results];
-    let mut known: Vec<(Vec<*const u8>, Vec<Literal>)> = Vec::new();
+    let mut known = Known::default();
     let present = present(mesh.device_count());
     let waits_for_all = matches!(op, Op::CollectivePermute(_));
     assert!(!waits_for_all || !present.contains(&false), "{}: some devices are in another branch", op.name());
@@ -91,12 +91,8 @@ pub fn collective(op: &Op, group: &Group, operands: &[&Lanes], mesh: &Mesh) -> V
             let parts: Vec<&Literal> =
                 operands.get(index).map_or(Vec::new(), |lanes| devices.iter().map(|&device| &lanes[device]).collect());
             // Groups that exchange the same values get the same results, so that replicas stay one literal.
-            let key: Vec<*const u8> = parts.iter().map(|part| part.bytes().as_ptr()).collect();
-            let at = known.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
-                known.push((key, exchange(op, group.size, &parts)));
-                known.len() - 1
-            });
-            devices.iter().zip(&known[at].1).for_each(|(&device, result)| lanes[device] = Some(result.clone()));
+            let results = known.of(&parts, || exchange(op, group.size, &parts));
+            devices.iter().zip(results).for_each(|(&device, result)| lanes[device] = Some(result.clone()));
         }
     }
     let all = |lanes: Vec<Option<Literal>>| lanes.into_iter().map(|lane| lane.expect("every device is in a group"));

@@ -7,7 +7,7 @@ use super::moves::{positions, strides};
 use super::number::{binary, identity, is_better, packed, round};
 
 /// The index of an element of a shape along each dimension.
-fn index_of(mut position: usize, dims: &[usize]) -> Vec<usize> {
+pub fn index_of(mut position: usize, dims: &[usize]) -> Vec<usize> {
     let mut index = vec![0; dims.len()];
     for dim in (0..dims.len()).rev() {
         index[dim] = position % dims[dim];

@@ -9,4 +9,4 @@ mod error;
 mod kernel;
 
 pub use error::KernelError;
-pub use kernel::{CALL_TARGET, Cost, Kernel};
+pub use kernel::{CALL_TARGET, Cost, Kernel, Operand};

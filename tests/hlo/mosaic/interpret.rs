@@ -3,7 +3,7 @@
 use meshloom::hlo::{DType, TensorType};
 use meshloom_mosaic::text::{Axis, Body, Element, Grid, Program, Window};
 use meshloom_mosaic::{Cost, Kernel, KernelError};
-use support::interpret::mosaic::{Array, InterpretError, run, run_kernel};
+use support::interpret::mosaic::{Array, run, run_kernel};
 
 /// `out = 2 x` for the blocks of 8 rows that a list names, with the index of the list as axis.
 const DOUBLE: &str = r#"!block = memref<8x128xf32, #tpu.memory_space<vmem>>
@@ -32,16 +32,16 @@ const DOUBLE: &str = r#"!block = memref<8x128xf32, #tpu.memory_space<vmem>>
 }) {stable_mosaic.version = 11 : i64} : () -> ()
 "#;
 
-fn double(text: &str, list: &[i32]) -> Result<Vec<Array>, InterpretError> {
+fn double(text: &str, list: &[i32]) -> Vec<Array> {
     let data: Vec<f64> = (0..32 * 128).map(f64::from).collect();
-    let x = Array::new(DType::F32, &[32, 128], &data).expect("an array");
+    let x = Array::new(DType::F32, &[32, 128], &data);
     run(text, &[Array::scalars(list), x], &[TensorType::new(DType::F32, &[32, 128])])
 }
 
 /// Elements that no step writes are NaN.
 #[test]
 fn a_kernel_written_by_hand() {
-    let results = double(DOUBLE, &[2, 0, 0]).unwrap_or_else(|error| panic!("{error}"));
+    let results = double(DOUBLE, &[2, 0, 0]);
     for (index, &number) in results[0].data().iter().enumerate() {
         match index / (8 * 128) {
             0 | 2 => assert_eq!(number, 2.0 * index as f64),
@@ -52,14 +52,15 @@ fn a_kernel_written_by_hand() {
 
 #[test]
 fn what_is_wrong_is_refused() {
+    let refused = |text: &str, list: &[i32]| -> String {
+        let panic = std::panic::catch_unwind(|| double(text, list)).expect_err("a wrong kernel");
+        *panic.downcast().expect("a message")
+    };
     let text = |from: &str, to: &str| {
         assert!(DOUBLE.contains(from), "no {from}");
-        double(&DOUBLE.replacen(from, to, 1), &[0, 1, 2]).expect_err("a wrong kernel").to_string()
+        refused(&DOUBLE.replacen(from, to, 1), &[0, 1, 2])
     };
-    assert_eq!(
-        double(DOUBLE, &[0, 4, 1]).expect_err("a block too far").to_string(),
-        "listed gives block [4.0, 0.0] of [32, 128] in blocks of [8, 128]"
-    );
+    assert_eq!(refused(DOUBLE, &[0, 4, 1]), "listed gives block [4.0, 0.0] of [32, 128] in blocks of [8, 128]");
     assert_eq!(text("arith.mulf", "arith.powf"), "line 10: arith.powf: an op that is not interpreted");
     assert_eq!(text("(%a, %two)", "(%a, %three)"), "line 10: arith.mulf: a value that is not computed yet");
     assert_eq!(
@@ -85,7 +86,7 @@ fn running_sum(axis: Axis, block: fn(usize) -> i32) -> Result<Kernel, KernelErro
         vec![b.mul(&grid.axes[0], &factor), b.int(0)]
     }));
     let sum = program.scratch(&[8, 128]);
-    let written = program.write(|b, refs| {
+    program.write(Cost::default(), |b, refs| {
         let zero = b.int(0);
         let is_first = b.compare(meshloom_mosaic::text::Comparison::Equal, &refs.grid.axes[0], &zero);
         b.when(&is_first, |b| {
@@ -96,17 +97,20 @@ fn running_sum(axis: Axis, block: fn(usize) -> i32) -> Result<Kernel, KernelErro
         let so_far = b.add(&so_far, &x);
         b.store(&so_far, &refs[sum]);
         b.store(&so_far, &refs[o]);
-    })?;
-    Ok(Kernel { text: written.text, operands: written.operands, results: written.results, cost: Cost::default() })
+    })
 }
 
 /// Scratch memory lasts along a sequential axis, and not along a parallel one.
 #[test]
 fn scratch_lasts_along_sequential_axes() {
-    let ones = [Array::new(DType::F32, &[32, 128], &[1.0; 32 * 128]).expect("an array")];
+    let ones = [Array::new(DType::F32, &[32, 128], &[1.0; 32 * 128])];
     let blocks = |axis, block| -> Vec<f64> {
-        let results = run_kernel(&running_sum(axis, block).expect("a kernel"), &ones);
-        results.unwrap_or_else(|error| panic!("{error}"))[0].data().iter().copied().step_by(8 * 128).collect()
+        run_kernel(&running_sum(axis, block).expect("a kernel"), &ones)[0]
+            .data()
+            .iter()
+            .copied()
+            .step_by(8 * 128)
+            .collect()
     };
     assert_eq!(blocks(Axis::Sequential(4), |i| i as i32), [1.0, 2.0, 3.0, 4.0]);
     let parallel = blocks(Axis::Parallel(4), |i| i as i32);
@@ -123,7 +127,7 @@ fn scratch_lasts_along_sequential_axes() {
 fn mistakes_in_a_body_are_errors() {
     let problem = |write: fn(&mut Body)| {
         let program = Program::new("wrong", &[Axis::Sequential(1)]);
-        program.write(|b, _| write(b)).expect_err("a wrong body").to_string()
+        program.write(Cost::default(), |b, _| write(b)).expect_err("a wrong body").to_string()
     };
     let sum = problem(|b| {
         let (a, c) = (b.full(0.0, &[8, 128]), b.iota(&[8, 128], 0));
@@ -142,14 +146,11 @@ fn mistakes_in_a_body_are_errors() {
     assert!(shape.contains("does not broadcast to [16, 128]"), "{shape}");
 }
 
-/// The call's configuration, and a module around it.
 #[test]
-fn the_call_is_json_and_hlo() {
+fn the_call_is_json() {
     let kernel = running_sum(Axis::Sequential(4), |i| i as i32).expect("a kernel");
     let config = kernel.config();
     let parts = ["{\"custom_call_config\":{\"body\":\"", "\",\"serialization_format\":1,\"needs_layout_passes\":true,"];
     assert!(config.starts_with(parts[0]) && config.contains(parts[1]), "{config}");
-    let module = meshloom::hlo::parse::parse(&kernel.module("sums")).unwrap_or_else(|error| panic!("{error}"));
-    let text = meshloom::hlo::text::print_with_config(&module, &meshloom::hlo::text::TextOptions::canonical());
-    assert!(text.contains("custom-call"), "{text}");
+    serde_json::from_str::<serde_json::Value>(&config).expect("JSON");
 }

@@ -25,11 +25,11 @@ use crate::communication::Communication;
 use crate::device_walk::DeviceWalk;
 use crate::devices::Devices;
 use crate::given::Given;
-use crate::index::Computation;
+use crate::index::{Computation, attribute};
 use crate::sites::Sites;
 use crate::size::{array_bytes, shape_bytes};
 use crate::slices::{SliceTransfer, communication_of, slices_of};
-use crate::walk::{Step, Via, Walk};
+use crate::walk::{Place, Step, Via, Walk};
 use crate::{Amount, Bounds, Branch};
 pub use executions::Together;
 use meshloom_hlo::CollectiveKind;
@@ -121,9 +121,11 @@ pub struct Conditional {
 }
 
 impl Conditional {
-    fn of(walk: &Walk<'_>, sources: Sources<'_>, number: usize) -> Option<Conditional> {
-        let (place, instruction) = walk.conditional(number)?;
-        let place = &walk.places()[place];
+    fn of<'a>(
+        walk: &Walk<'a>,
+        sources: Sources<'a>,
+        (place, instruction): (&Place<'a>, &'a HloInstructionProto),
+    ) -> Conditional {
         let selector = walk.computation(place).operand(instruction, 0).and_then(|selector| selector.shape.as_ref());
         let on_truth = selector.is_some_and(|shape| shape.element_type == i32::from(PrimitiveType::Pred));
         let count = instruction.called_computation_ids.len();
@@ -132,14 +134,14 @@ impl Conditional {
             (true, _) => "false".to_owned(),
             (false, branch) => branch.to_string(),
         };
-        Some(Conditional {
+        Conditional {
             name: instruction.name.clone(),
             computation: place.computation.name.clone(),
             op_name: op_name(instruction).to_owned(),
             source: sources.line(instruction).map(|line| line.to_string()),
             executions: place.executions,
             branches: (0..count).map(name).collect(),
-        })
+        }
     }
 }
 
@@ -152,8 +154,7 @@ impl ModuleCollectives {
     /// Returns the same analysis with some collectives of the module only.
     #[must_use]
     pub fn some(&self, entries: Vec<ModuleCollective>) -> ModuleCollectives {
-        let (conditionals, given) = (self.conditionals.clone(), self.given.clone());
-        ModuleCollectives { entries, merged: self.merged, conditionals, given }
+        ModuleCollectives { entries, conditionals: self.conditionals.clone(), given: self.given.clone(), ..*self }
     }
 
     /// Returns the same collectives with the axes of a mesh over whose devices the module runs.
@@ -262,7 +263,6 @@ pub fn collectives_of_walk(walk: &DeviceWalk<'_>, sources: Sources<'_>) -> Modul
     collectives_at(&Sites::of(walk.walk()), walk, sources)
 }
 
-/// The collectives that start at sites of a walk.
 pub(crate) fn collectives_at(sites: &Sites, device_walk: &DeviceWalk<'_>, sources: Sources<'_>) -> ModuleCollectives {
     let (walk, given) = (device_walk.walk(), device_walk.executions().clone());
     let devices = given.devices();
@@ -276,8 +276,7 @@ pub(crate) fn collectives_at(sites: &Sites, device_walk: &DeviceWalk<'_>, source
         entry.source = sources.line(step.instruction).map(|line| line.to_string());
         Some(entry)
     };
-    let conditionals =
-        (0..walk.conditional_count()).filter_map(|number| Conditional::of(walk, sources, number)).collect();
+    let conditionals = walk.conditionals().map(|conditional| Conditional::of(walk, sources, conditional)).collect();
     let entries = walk.steps().filter_map(entry).collect();
     ModuleCollectives { entries, merged: walk.is_merged(), conditionals, given }
 }
@@ -354,9 +353,7 @@ impl ModuleCollective {
 /// parallelism writes has them.
 fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
     let device = |id: i64| u64::try_from(id).unwrap_or(0);
-    if let Some(attributes) = &instruction.frontend_attributes
-        && let Some(text) = attributes.map.get("_xla_send_recv_source_target_pairs")
-    {
+    if let Some(text) = attribute(instruction, "_xla_send_recv_source_target_pairs") {
         let numbers: Vec<u64> =
             text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
         return numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();

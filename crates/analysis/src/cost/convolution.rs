@@ -2,6 +2,7 @@
 
 use super::operands::Operands;
 use crate::size::product;
+use meshloom_hlo::mesh::common_divisor;
 use meshloom_hlo::proto::{ShapeProto, WindowDimension};
 
 /// Counts two operations for each product of an element of the input with one of the kernel that is in the result
@@ -48,7 +49,7 @@ fn valid_positions(window: &WindowDimension, input: i64, kernel: i64, output: i6
     const MOST_STEPS: i64 = 1 << 16;
     let (stride, dilation, holes) = (window.stride.max(1), window.window_dilation.max(1), window.base_dilation.max(1));
     // The outputs that meet an element repeat with this period.
-    let period = holes / greatest_common_divisor(holes, stride);
+    let period = holes / common_divisor(holes as usize, stride as usize) as i64;
     if kernel.saturating_mul(period) > MOST_STEPS {
         return product([kernel, output]);
     }
@@ -69,8 +70,4 @@ fn valid_positions(window: &WindowDimension, input: i64, kernel: i64, output: i6
         first.map_or(Some(0), |first| u64::try_from((until - first) / period + 1).ok())
     };
     (0..kernel).map(|position| count(position).unwrap_or(0)).fold(0, u64::saturating_add)
-}
-
-fn greatest_common_divisor(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

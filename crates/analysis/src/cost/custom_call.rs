@@ -7,8 +7,10 @@
 
 use super::operands::Operands;
 use super::{Work, convolution};
+use crate::index::attribute;
+use crate::partitioning::Border;
 use crate::size::elements;
-use meshloom_hlo::proto::HloInstructionProto;
+use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 
 /// Frontend attribute of a custom call: arithmetic operations of one execution.
 pub const STATED_OPERATIONS: &str = "kernel_operations";
@@ -30,11 +32,11 @@ struct Stated {
 
 impl Stated {
     fn of(instruction: &HloInstructionProto) -> Option<Stated> {
-        if let Some(operations) = attribute(instruction, STATED_OPERATIONS) {
+        if let Some(operations) = stated(instruction, STATED_OPERATIONS) {
             return Some(Stated {
                 operations,
-                transcendentals: attribute(instruction, STATED_TRANSCENDENTALS).unwrap_or(0),
-                bytes: attribute(instruction, STATED_BYTES),
+                transcendentals: stated(instruction, STATED_TRANSCENDENTALS).unwrap_or(0),
+                bytes: stated(instruction, STATED_BYTES),
             });
         }
         let config: serde_json::Value = serde_json::from_slice(&instruction.backend_config).ok()?;
@@ -60,72 +62,15 @@ impl Stated {
     }
 }
 
-/// A number in a frontend attribute.
-fn attribute(instruction: &HloInstructionProto, key: &str) -> Option<u64> {
-    instruction.frontend_attributes.as_ref()?.map.get(key)?.parse().ok()
+fn stated(instruction: &HloInstructionProto, key: &str) -> Option<u64> {
+    attribute(instruction, key)?.parse().ok()
 }
 
 /// Bytes of memory that a custom call states it needs besides operands and results while it runs.
 pub(crate) fn scratch_bytes(instruction: &HloInstructionProto) -> u64 {
     match instruction.opcode.as_str() {
-        "custom-call" => attribute(instruction, STATED_SCRATCH).unwrap_or(0),
+        "custom-call" => stated(instruction, STATED_SCRATCH).unwrap_or(0),
         _ => 0,
-    }
-}
-
-/// The operation of a known target.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Target {
-    /// A product of matrices, by its first two operands.
-    MatrixProduct,
-    /// A convolution.
-    Convolution,
-    /// The gradient of a convolution's input, from the output's.
-    InputGradient,
-    /// The gradient of a convolution's kernel, from the output's.
-    KernelGradient,
-    /// A marker, which takes no time.
-    Marker,
-    /// Copies to or from another memory.
-    Copy,
-    /// A function of each element, from a text of StableHLO, that XLA expands into many instructions. It counts as
-    /// those functions do that have an opcode.
-    Function,
-    Unknown,
-}
-
-impl Target {
-    fn of(name: &str) -> Target {
-        match name {
-            "__cublas$gemm"
-            | "__cublas$lt$matmul"
-            | "__cublas$lt$matmul$f8"
-            | "__onednn$matmul"
-            | "__triton_gemm"
-            | "__ymm$matmul" => Target::MatrixProduct,
-            "__cudnn$convForward"
-            | "__cudnn$convBiasActivationForward"
-            | "__cudnn$convForwardGraph"
-            | "__onednn$convolution" => Target::Convolution,
-            "__cudnn$convBackwardInput" => Target::InputGradient,
-            "__cudnn$convBackwardFilter" => Target::KernelGradient,
-            "Sharding"
-            | "SPMDFullToShardShape"
-            | "SPMDShardToFullShape"
-            | "LayoutConstraint"
-            | "AllocateBuffer"
-            | "CreateBuffer"
-            | "Pin"
-            | "Unpin"
-            | "AssumeGatherIndicesInBound"
-            | "annotate_device_placement"
-            | "BufferToTensor"
-            | "TensorToBuffer" => Target::Marker,
-            "MoveToHost" | "MoveToDevice" => Target::Copy,
-            name if name.starts_with("xla.sdy.") => Target::Marker,
-            name if name.starts_with("chlo.") => Target::Function,
-            _ => Target::Unknown,
-        }
     }
 }
 
@@ -138,28 +83,37 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
     let work =
         |flops| Work::flops(flops, operands.arithmetic()).with_bytes((operands.all_bytes(), operands.result_bytes()));
     let unknown = || Work { unknown: true, ..work(0) };
-    let target = Target::of(&operands.instruction.custom_call_target);
-    let gradient = |flops: fn(&Operands<'_, '_>) -> Option<u64>| flops(operands).map_or_else(unknown, work);
-    match target {
-        Target::MatrixProduct => matrix_product(operands).map_or_else(unknown, work),
-        Target::Convolution if operands.instruction.convolution_dimension_numbers.is_some() => {
+    let name = operands.instruction.custom_call_target.as_str();
+    let of_shapes = |[input, kernel, output]: [Option<&ShapeProto>; 3]| {
+        let flops = || Some(convolution::of_shapes(operands, input?, kernel?, output?));
+        flops().map_or_else(unknown, work)
+    };
+    let (first, second, result) = (operands.shape(0), operands.shape(1), operands.first_result());
+    let product = || matrix_product(operands).map_or_else(unknown, work);
+    match name {
+        "__cublas$gemm" | "__cublas$lt$matmul" | "__onednn$matmul" | "__triton_gemm" | "__ymm$matmul" => product(),
+        "__cublas$lt$matmul$f8" => product(),
+        "__cudnn$convForward"
+        | "__cudnn$convBiasActivationForward"
+        | "__cudnn$convForwardGraph"
+        | "__onednn$convolution"
+            if operands.instruction.convolution_dimension_numbers.is_some() =>
+        {
             work(convolution::flops(operands))
         }
-        Target::InputGradient => gradient(|operands| {
-            let (output, kernel, input) = (operands.shape(0)?, operands.shape(1)?, operands.first_result()?);
-            Some(convolution::of_shapes(operands, input, kernel, output))
-        }),
-        Target::KernelGradient => gradient(|operands| {
-            let (input, output, kernel) = (operands.shape(0)?, operands.shape(1)?, operands.first_result()?);
-            Some(convolution::of_shapes(operands, input, kernel, output))
-        }),
-        Target::Marker => Work::default(),
-        Target::Copy => work(0),
-        Target::Function => {
-            let count = operands.first_result().map_or(0, elements);
-            Work { transcendentals: count, ..work(0) }
-        }
-        Target::Convolution | Target::Unknown => unknown(),
+        // The gradients of the input and of the kernel, from that of the output.
+        "__cudnn$convBackwardInput" => of_shapes([result, second, first]),
+        "__cudnn$convBackwardFilter" => of_shapes([first, result, second]),
+        "MoveToHost" | "MoveToDevice" => work(0),
+        // Markers take no time.
+        "LayoutConstraint" | "AllocateBuffer" | "CreateBuffer" | "Pin" | "Unpin" | "BufferToTensor"
+        | "TensorToBuffer" => Work::default(),
+        "AssumeGatherIndicesInBound" | "annotate_device_placement" => Work::default(),
+        _ if name.starts_with("xla.sdy.") || Border::of(operands.instruction).is_some() => Work::default(),
+        // A function of each element, from a text of StableHLO, that XLA expands into many instructions. It counts as
+        // those functions do that have an opcode.
+        _ if name.starts_with("chlo.") => Work { transcendentals: result.map_or(0, elements), ..work(0) },
+        _ => unknown(),
     }
 }
 

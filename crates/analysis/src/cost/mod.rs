@@ -29,11 +29,11 @@
 mod convolution;
 mod custom_call;
 mod cycles;
-mod display;
 mod operands;
 mod roofline;
-mod timing;
 mod work;
+
+use std::fmt;
 
 use indexmap::IndexMap;
 use rustc_hash::FxHashMap;
@@ -49,9 +49,9 @@ use crate::{Amount, Bounds};
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::sort;
 use meshloom_hlo::source::{Sources, op_name, scope};
+use meshloom_hlo::table::Table;
 
-pub(super) use roofline::Link;
-pub(super) use timing::{Timer, transfer};
+pub(super) use roofline::{Link, Timer, transfer};
 pub(super) use work::{Counter, is_by_element};
 
 pub(crate) use custom_call::scratch_bytes;
@@ -128,16 +128,8 @@ impl Work {
 
     /// Returns the work of this many repetitions.
     pub fn times(self, times: u64) -> Work {
-        Work {
-            flops: self.flops.saturating_mul(times),
-            transcendentals: self.transcendentals.saturating_mul(times),
-            bytes_read: self.bytes_read.saturating_mul(times),
-            bytes_written: self.bytes_written.saturating_mul(times),
-            link_bytes: self.link_bytes.saturating_mul(times),
-            cycles: self.cycles.saturating_mul(times),
-            in_arithmetic: self.in_arithmetic.saturating_mul(times),
-            ..self
-        }
+        let in_arithmetic = self.in_arithmetic.saturating_mul(times);
+        Work { in_arithmetic, ..self.combine(self, |figure, _| figure.saturating_mul(times)) }
     }
 
     /// Bytes read and written.
@@ -300,20 +292,24 @@ pub fn cost(module: &HloModuleProto, options: &CostOptions) -> ModuleCost {
 pub fn cost_of_walk(device_walk: &DeviceWalk<'_>, sources: Sources<'_>, options: &CostOptions) -> ModuleCost {
     let walk = device_walk.walk();
     let instructions = instructions(device_walk, sources, options);
-    let mut sums = Sums::of(walk);
+    let mut sums = vec![Sum::default(); walk.places().len()];
     let mut scopes: IndexMap<&str, Sum> = IndexMap::new();
     let mut unknown: IndexMap<&str, UnknownCall> = IndexMap::new();
     for (place, entry) in &instructions {
         let sum = Sum { work: entry.total, seconds: entry.seconds };
-        sums.own[*place].add(sum);
+        sums[*place].add(sum);
         scopes.entry(&entry.scope).or_default().add(sum);
         if entry.work.unknown {
-            let call = unknown.entry(&entry.op).or_insert_with(|| UnknownCall::none(&entry.op));
+            let call = unknown.entry(&entry.op).or_insert_with(|| UnknownCall {
+                target: entry.op.clone(),
+                instructions: 0,
+                bytes: 0,
+            });
             call.instructions += 1;
             call.bytes = call.bytes.saturating_add(entry.total.bytes());
         }
     }
-    let whole = sums.whole(walk);
+    let whole = with_callees(sums, walk);
     let loops = loops(device_walk, sources, &whole);
     let assumptions = Assumptions {
         loops_counted_once: loops_counted_once(walk),
@@ -325,15 +321,9 @@ pub fn cost_of_walk(device_walk: &DeviceWalk<'_>, sources: Sources<'_>, options:
         |(scope, sum): (&str, Sum)| ScopeCost { scope: scope.to_owned(), total: sum.work, seconds: sum.seconds };
     let scopes = scopes.into_iter().map(scope).collect();
     let total = whole.first().copied().unwrap_or_default();
-    let roofline = options.chip.and_then(|chip| Roofline::of(&chip, total.seconds?));
+    let roofline = options.chip.zip(total.seconds).map(|(chip, seconds)| Roofline::of(&chip, seconds));
     let instructions = instructions.into_iter().map(|(_, entry)| entry).collect();
     ModuleCost { instructions, loops, scopes, total: total.work, roofline, assumptions }
-}
-
-impl UnknownCall {
-    fn none(target: &str) -> UnknownCall {
-        UnknownCall { target: target.to_owned(), instructions: 0, bytes: 0 }
-    }
 }
 
 fn via(place: &Place<'_>) -> Option<Via> {
@@ -347,7 +337,7 @@ fn instructions(
     options: &CostOptions,
 ) -> Vec<(usize, InstructionCost)> {
     let walk = device_walk.walk();
-    let counter = work::Counter::new(walk.module());
+    let counter = Counter::new(walk.module());
     let sites = Sites::of(walk);
     let collectives = collectives_at(&sites, device_walk, sources).entries;
     let mut found = Vec::new();
@@ -412,40 +402,27 @@ impl Sum {
     }
 }
 
-/// The sums of the places of a walk.
-struct Sums {
-    own: Vec<Sum>,
-}
-
-impl Sums {
-    fn of(walk: &Walk<'_>) -> Sums {
-        Sums { own: vec![Sum::default(); walk.places().len()] }
-    }
-
-    /// Returns the sum of each place with all that it calls.
-    fn whole(self, walk: &Walk<'_>) -> Vec<Sum> {
-        let mut whole = self.own;
-        // A place follows its caller.
-        for (number, place) in walk.places().iter().enumerate().rev() {
-            let mut branches: FxHashMap<i64, Sum> = FxHashMap::default();
-            for callee in place.callees.clone() {
-                let Some(caller) = walk.places()[callee].caller else { continue };
-                let is_branch = matches!(caller.via, Via::Branch(_)) && !walk.is_merged();
-                if is_branch && !walk.places()[callee].is_decided() {
-                    let largest = branches.entry(caller.instruction.id).or_default();
-                    *largest = largest.max(whole[callee]);
-                } else {
-                    let sum = whole[callee];
-                    whole[number].add(sum);
-                }
+/// Returns the sum of each place with all that it calls.
+fn with_callees(mut sums: Vec<Sum>, walk: &Walk<'_>) -> Vec<Sum> {
+    // A place follows its caller.
+    for (number, place) in walk.places().iter().enumerate().rev() {
+        let mut branches: FxHashMap<i64, Sum> = FxHashMap::default();
+        for callee in place.callees.clone() {
+            let (sum, Some(caller)) = (sums[callee], walk.places()[callee].caller) else { continue };
+            let is_branch = matches!(caller.via, Via::Branch(_)) && !walk.is_merged();
+            if is_branch && !walk.places()[callee].is_decided() {
+                let largest = branches.entry(caller.instruction.id).or_default();
+                *largest = largest.max(sum);
+            } else {
+                sums[number].add(sum);
             }
-            // Sums of floating point are the same each time if they are added in the same order.
-            let mut branches: Vec<(i64, Sum)> = branches.into_iter().collect();
-            sort::by_key(&mut branches, |(id, _)| *id);
-            branches.into_iter().for_each(|(_, sum)| whole[number].add(sum));
         }
-        whole
+        // Sums of floating point are the same each time if they are added in the same order.
+        let mut branches: Vec<(i64, Sum)> = branches.into_iter().collect();
+        sort::by_key(&mut branches, |(id, _)| *id);
+        branches.into_iter().for_each(|(_, sum)| sums[number].add(sum));
     }
+    sums
 }
 
 /// The loops in the order of the program. A body's condition has the same caller.
@@ -503,4 +480,41 @@ fn loops_counted_once(walk: &Walk<'_>) -> Vec<String> {
     names.sort();
     names.dedup();
     names
+}
+
+/// Rows of the table; the rest is small.
+const SHOWN: usize = 20;
+
+/// The sums, and a table of the instructions that take longest, or compute most.
+impl fmt::Display for ModuleCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total = &self.total;
+        writeln!(
+            f,
+            "flops {}, transcendentals {}, bytes {}, sent {}",
+            total.flops,
+            total.transcendentals,
+            total.bytes(),
+            total.link_bytes
+        )?;
+        if let Some(roofline) = &self.roofline {
+            writeln!(
+                f,
+                "{}: {:.3e} s if everything overlaps, {:.3e} s if nothing does; {} bound",
+                roofline.chip, roofline.overlapped_seconds, roofline.serial_seconds, roofline.bound
+            )?;
+        }
+        let mut entries: Vec<&InstructionCost> = self.instructions.iter().collect();
+        let weight = |entry: &InstructionCost| entry.seconds.map_or(entry.total.flops as f64, |seconds| seconds.serial);
+        sort::by(&mut entries, |a, b| weight(b).total_cmp(&weight(a)));
+        let table = Table::of(entries.into_iter().take(SHOWN))
+            .text("instruction", |entry| &entry.name)
+            .number("flops", |entry| entry.work.flops)
+            .number("bytes", |entry| entry.work.bytes())
+            .number("sent", |entry| entry.work.link_bytes)
+            .number("times", |entry| entry.executions)
+            .text("bound", |entry| entry.bound.map(|bound| bound.to_string()).unwrap_or_default())
+            .text("source", |entry| entry.source.as_deref().unwrap_or_default());
+        write!(f, "{table}")
+    }
 }

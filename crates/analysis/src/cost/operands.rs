@@ -3,7 +3,7 @@
 use crate::chips::Arithmetic;
 use crate::index::Computation;
 use crate::size::{elements, product, shape_bytes};
-use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
+use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 
 /// An instruction with what it reads.
 pub(super) struct Operands<'c, 'a> {
@@ -16,7 +16,6 @@ impl Operands<'_, '_> {
         self.instruction.operand_ids.len()
     }
 
-    /// The shape of an operand.
     pub(super) fn shape(&self, position: usize) -> Option<&ShapeProto> {
         self.computation.operand(self.instruction, position)?.shape.as_ref()
     }
@@ -63,7 +62,7 @@ impl Operands<'_, '_> {
 
     /// Returns the arithmetic of products of the first operand.
     pub(super) fn arithmetic(&self) -> Arithmetic {
-        arithmetic(self.shape(0).map_or(0, |shape| shape.element_type))
+        Arithmetic::of_elements(self.shape(0).map_or(0, |shape| shape.element_type))
     }
 
     pub(super) fn window_elements(&self) -> u64 {
@@ -78,18 +77,4 @@ pub(super) fn bytes_of(instruction: &HloInstructionProto) -> u64 {
 
 pub(super) fn elements_of(instruction: &HloInstructionProto) -> u64 {
     instruction.shape.as_ref().map_or(0, elements)
-}
-
-/// The arithmetic that an op on elements of a type is done in.
-pub(super) fn arithmetic(element_type: i32) -> Arithmetic {
-    use PrimitiveType as P;
-    match PrimitiveType::try_from(element_type) {
-        Ok(P::F64 | P::C128) => Arithmetic::F64,
-        Ok(P::F32 | P::C64) => Arithmetic::F32,
-        Ok(P::F16 | P::Bf16) => Arithmetic::Bf16,
-        Ok(P::S8 | P::U8 | P::S4 | P::U4 | P::S2 | P::U2 | P::S1 | P::U1) => Arithmetic::Int8,
-        Ok(P::F8e5m2 | P::F8e4m3 | P::F8e4m3fn | P::F8e4m3b11fnuz | P::F8e3m4 | P::F8e5m2fnuz) => Arithmetic::Fp8,
-        Ok(P::F8e4m3fnuz | P::F8e8m0fnu | P::F6e3m2fn | P::F6e2m3fn | P::F4e2m1fn) => Arithmetic::Fp8,
-        _ => Arithmetic::Other,
-    }
 }

@@ -1,10 +1,14 @@
 //! The time that a chip needs at its peak rates.
 
+use std::fmt;
+
 use serde::Serialize;
 
-use super::{CostOptions, Work};
+use super::{CostOptions, Counter, Work};
 use crate::chips::Chip;
 use crate::collectives::ModuleCollective;
+use crate::walk::{Place, Walk};
+use meshloom_hlo::proto::HloInstructionProto;
 
 /// The resource that limits an op or a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -18,8 +22,8 @@ pub enum Bound {
     Link,
 }
 
-impl std::fmt::Display for Bound {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Bound::Compute => "compute",
             Bound::Memory => "memory",
@@ -90,24 +94,22 @@ impl Seconds {
 
     /// Returns the time of this many repetitions.
     pub(super) fn times(self, times: u64) -> Seconds {
-        let times = times as f64;
+        self.each(self, |seconds, _| seconds * times as f64)
+    }
+
+    fn each(self, other: Seconds, combine: impl Fn(f64, f64) -> f64) -> Seconds {
         Seconds {
-            compute: self.compute * times,
-            memory: self.memory * times,
-            link: self.link * times,
-            serial: self.serial * times,
+            compute: combine(self.compute, other.compute),
+            memory: combine(self.memory, other.memory),
+            link: combine(self.link, other.link),
+            serial: combine(self.serial, other.serial),
         }
     }
 
     /// Combines two times, figure by figure; an unknown time counts as nothing.
     pub fn combine(a: Option<Seconds>, b: Option<Seconds>, combine: impl Fn(f64, f64) -> f64) -> Option<Seconds> {
         let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
-        Some(Seconds {
-            compute: combine(a.compute, b.compute),
-            memory: combine(a.memory, b.memory),
-            link: combine(a.link, b.link),
-            serial: combine(a.serial, b.serial),
-        })
+        Some(a.each(b, combine))
     }
 
     /// Returns the resource with the longest of the three times.
@@ -138,13 +140,43 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    pub(super) fn of(chip: &Chip, seconds: Seconds) -> Option<Roofline> {
-        Some(Roofline {
+    pub(super) fn of(chip: &Chip, seconds: Seconds) -> Roofline {
+        Roofline {
             chip: chip.name,
             seconds,
             serial_seconds: seconds.serial,
             overlapped_seconds: seconds.compute.max(seconds.memory).max(seconds.link),
             bound: seconds.bound(),
-        })
+        }
     }
+}
+
+/// The times of a module's instructions on a chip, at its peak rates.
+pub(crate) struct Timer<'w, 'a> {
+    walk: &'w Walk<'a>,
+    counter: Counter<'w, 'a>,
+    chip: Chip,
+}
+
+impl<'w, 'a> Timer<'w, 'a> {
+    pub(crate) fn of(walk: &'w Walk<'a>, chip: Chip) -> Timer<'w, 'a> {
+        Timer { walk, counter: Counter::new(walk.module()), chip }
+    }
+
+    /// Returns the time that one execution of an instruction takes to compute, read and write, in seconds. It is 0 for
+    /// an instruction that only runs other computations, and where rates are not known.
+    pub(crate) fn seconds(&self, place: &Place<'a>, instruction: &HloInstructionProto) -> f64 {
+        let work = self.counter.work(self.walk.computation(place), instruction);
+        Seconds::of(&self.chip, &work, None).map_or(0.0, |seconds| seconds.serial)
+    }
+}
+
+/// Returns the wires that a collective sends over, and the seconds of one execution on them. A collective that sends an
+/// amount that depends on its data is taken to send all its operands. The result is `None` for a chip whose rates are
+/// not known.
+pub(crate) fn transfer(collective: &ModuleCollective, options: &CostOptions) -> Option<(Link, f64)> {
+    let chip = options.chip?;
+    let link = link(collective, options);
+    let bytes = collective.moved_bytes.or(collective.bytes).unwrap_or(0);
+    Some((link, link.seconds(&chip, bytes)?))
 }

@@ -7,8 +7,9 @@ use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
-use super::operands::{Operands, arithmetic, bytes_of, elements_of};
+use super::operands::{Operands, bytes_of, elements_of};
 use super::{Work, convolution, custom_call};
+use crate::chips::Arithmetic;
 use crate::index::{Computation, Module};
 use crate::size::product;
 use meshloom_hlo::opcode;
@@ -62,7 +63,7 @@ impl<'m, 'a> Counter<'m, 'a> {
         let Operands { instruction, .. } = *operands;
         let results = || operands.result_elements();
         let first = || operands.elements(0);
-        let simple = |flops| Work::flops(flops, arithmetic(operands.result_type()));
+        let simple = |flops| Work::flops(flops, Arithmetic::of_elements(operands.result_type()));
         match instruction.opcode.as_str() {
             "dot" | "scaled-dot" => simple_dot(operands, instruction.dot_dimension_numbers.as_deref(), results()),
             "ragged-dot" => ragged_dot(operands),
@@ -151,7 +152,7 @@ impl<'m, 'a> Counter<'m, 'a> {
         }
         // A fusion that contains itself reads nothing there.
         self.reads.borrow_mut().insert(id, Rc::default());
-        let users = Users::of(callee);
+        let users = callee.readers();
         let mut reads = Reads::default();
         for (position, instruction) in callee.instructions().iter().enumerate() {
             let bytes = match instruction.opcode.as_str() {
@@ -169,11 +170,11 @@ impl<'m, 'a> Counter<'m, 'a> {
         reads
     }
 
-    fn read_by_users(&self, callee: &Computation<'a>, users: &Users, position: usize, depth: usize) -> u64 {
+    fn read_by_users(&self, callee: &Computation<'a>, users: &[Vec<usize>], position: usize, depth: usize) -> u64 {
         let value = &callee.instructions()[position];
         let whole = bytes_of(value);
         let (mut bytes, mut read_whole) = (0u64, false);
-        for &user in users.of_position(position) {
+        for &user in &users[position] {
             let user = &callee.instructions()[user];
             let is_first = user.operand_ids.first() == Some(&value.id);
             bytes = bytes.saturating_add(match user.opcode.as_str() {
@@ -207,30 +208,6 @@ impl<'m, 'a> Counter<'m, 'a> {
         let numbers = (0..).zip(&fusion.operand_ids).filter(|(_, id)| **id == value.id);
         let bytes = numbers.map(|(number, _)| reads.parameters.get(&number).copied().unwrap_or(0));
         bytes.fold(0, u64::saturating_add)
-    }
-}
-
-/// The users of each instruction of a computation, by position.
-struct Users(Vec<Vec<usize>>);
-
-impl Users {
-    fn of(computation: &Computation<'_>) -> Users {
-        let mut users = vec![Vec::new(); computation.instructions().len()];
-        for (user, instruction) in computation.instructions().iter().enumerate() {
-            for &id in &instruction.operand_ids {
-                // An instruction that reads it twice is one user.
-                if let Some(position) = computation.position(id)
-                    && users[position].last() != Some(&user)
-                {
-                    users[position].push(user);
-                }
-            }
-        }
-        Users(users)
-    }
-
-    fn of_position(&self, position: usize) -> &[usize] {
-        &self.0[position]
     }
 }
 
@@ -272,28 +249,12 @@ fn moved(operands: &Operands<'_, '_>) -> (u64, u64) {
 
 /// Whether an opcode only states where something is, or runs other computations.
 fn is_free(opcode: &str) -> bool {
-    matches!(
-        opcode,
-        "add-dependency"
-            | "after-all"
-            | "async-done"
-            | "async-start"
-            | "async-update"
-            | "bitcast"
-            | "call"
-            | "conditional"
-            | "constant"
-            | "domain"
-            | "get-dimension-size"
-            | "get-tuple-element"
-            | "opt-barrier"
-            | "parameter"
-            | "partition-id"
-            | "replica-id"
-            | "scan"
-            | "tuple"
-            | "while"
-    ) || opcode.ends_with("-done")
+    match opcode {
+        "add-dependency" | "after-all" | "async-done" | "async-start" | "async-update" | "bitcast" | "call"
+        | "conditional" | "constant" | "domain" | "get-dimension-size" | "get-tuple-element" | "opt-barrier"
+        | "parameter" | "partition-id" | "replica-id" | "scan" | "tuple" | "while" => true,
+        _ => opcode.ends_with("-done"),
+    }
 }
 
 /// Whether an opcode computes each element of its result from the same elements of its operands.

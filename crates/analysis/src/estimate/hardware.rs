@@ -129,33 +129,21 @@ impl Hardware {
         chip.matrix_rate(Arithmetic::Bf16).ok_or_else(|| unknown("rate of products"))?;
         chip.device_memory_bandwidth().ok_or_else(|| unknown("bandwidth of memory"))?;
         let ring = chip.ring_bandwidth().ok_or_else(|| unknown("bandwidth of links"))?;
+        let dimension = |size, wire, rate, latency| Dimension { size, wire, wraps: false, rate, latency };
         let mut dimensions = Vec::new();
         if chip.devices > 1 {
             // Google, "Inside the Ironwood TPU co-designed AI stack": the link between the halves is six times a link
             // of the torus.
-            let rate = 6.0 * ring;
-            dimensions.push(Dimension {
-                size: chip.devices as usize,
-                wire: Wire::Core,
-                wraps: false,
-                rate,
-                latency: 5e-7,
-            });
+            dimensions.push(dimension(chip.devices as usize, Wire::Core, 6.0 * ring, 5e-7));
         }
         let wire = if chip.is_switched() { Wire::Switch } else { Wire::Torus };
         for &size in slice {
             let wraps = wire == Wire::Torus && wraps(chip, slice, size);
-            dimensions.push(Dimension { size, wire, wraps, rate: ring, latency: 1e-6 });
+            dimensions.push(Dimension { wraps, ..dimension(size, wire, ring, 1e-6) });
         }
         if slices > 1 {
             let network = chip.device_network_bandwidth().ok_or_else(|| unknown("bandwidth of the network"))?;
-            dimensions.push(Dimension {
-                size: slices,
-                wire: Wire::Network,
-                wraps: false,
-                rate: network,
-                latency: 1e-5,
-            });
+            dimensions.push(dimension(slices, Wire::Network, network, 1e-5));
         }
         Ok(Hardware::of_dimensions(*chip, dimensions))
     }

@@ -45,7 +45,7 @@ impl<'m, 'a> Kernels<'m, 'a> {
             // The sums include work and reads through values that are never in memory.
             let (mut flops, mut bytes) = (work.flops as f64, work.bytes() as f64);
             let reads_slices = matches!(instruction.opcode.as_str(), "dynamic-slice" | "gather" | "slice");
-            for operand in instruction.operand_ids.iter().filter_map(|&id| computation.position(id)) {
+            for operand in computation.operand_positions(instruction) {
                 if !is_inside[operand] || work.bytes() == 0 {
                     continue;
                 }
@@ -68,8 +68,7 @@ impl<'m, 'a> Kernels<'m, 'a> {
             if work.flops == 0 && work.transcendentals == 0 && work.bytes() == 0 {
                 continue;
             }
-            let reads_inside =
-                instruction.operand_ids.iter().filter_map(|&id| computation.position(id)).any(|it| is_inside[it]);
+            let reads_inside = computation.operand_positions(instruction).any(|it| is_inside[it]);
             if !reads_inside && self.is_bitcast(computation, instruction) {
                 continue;
             }

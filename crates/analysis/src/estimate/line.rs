@@ -204,8 +204,7 @@ impl<'w, 'a> Line<'w, 'a> {
                 Via::LoopBody => {
                     let count = self.values.trips(place, caller.instruction, iterations);
                     let count = count.or_else(|| trip_count::stated(caller.instruction)).unwrap_or(1);
-                    let stretch = self.iterations(callee, count, iterations);
-                    sum.add(&stretch, 1.0);
+                    sum.add(&self.iterations(callee, count, iterations), 1.0);
                 }
                 Via::Branch(branch) => {
                     let chosen = self.values.branch(place, caller.instruction, iterations);
@@ -218,10 +217,7 @@ impl<'w, 'a> Line<'w, 'a> {
                         }
                     }
                 }
-                Via::Call | Via::Async => {
-                    let stretch = self.place(callee, iterations);
-                    sum.add(&stretch, 1.0);
-                }
+                Via::Call | Via::Async => sum.add(&self.place(callee, iterations), 1.0),
                 Via::LoopCondition | Via::Fusion | Via::CustomCall => {}
             }
         }
@@ -231,24 +227,23 @@ impl<'w, 'a> Line<'w, 'a> {
         sum
     }
 
+    fn iteration(&mut self, body: usize, iteration: u64, iterations: &mut Vec<u64>) -> Stretch {
+        iterations.push(iteration);
+        let stretch = self.place(body, iterations);
+        iterations.pop();
+        stretch
+    }
+
     /// Returns the time of this many iterations of a loop's body. Devices that go through it together wait for each
     /// other in each iteration.
     fn iterations(&mut self, body: usize, count: u64, iterations: &mut Vec<u64>) -> Stretch {
         let mut sum = Stretch::default();
         if !self.decided[body] || count > MOST_ITERATIONS {
-            iterations.push(ANY_ITERATION);
-            let stretch = self.place(body, iterations);
-            iterations.pop();
-            sum.add(&stretch, count as f64);
+            sum.add(&self.iteration(body, ANY_ITERATION, iterations), count as f64);
             return sum;
         }
         if !self.together {
-            for iteration in 0..count {
-                iterations.push(iteration);
-                let stretch = self.place(body, iterations);
-                iterations.pop();
-                sum.add(&stretch, 1.0);
-            }
+            (0..count).for_each(|iteration| sum.add(&self.iteration(body, iteration, iterations), 1.0));
             return sum;
         }
         self.together = false;
@@ -259,9 +254,7 @@ impl<'w, 'a> Line<'w, 'a> {
         for &device in &representatives {
             self.values.become_device(device, self.devices);
             for iteration in 0..count {
-                iterations.push(iteration);
-                let stretch = self.place(body, iterations);
-                iterations.pop();
+                let stretch = self.iteration(body, iteration, iterations);
                 total[iteration as usize] += stretch.seconds - stretch.idle;
                 if stretch.seconds > busy[iteration as usize].seconds {
                     busy[iteration as usize] = stretch;
@@ -291,7 +284,7 @@ impl<'w, 'a> Line<'w, 'a> {
         let computation = self.walk.computation(found);
         let mut run = Run::new(instructions.len(), self.classes);
         for (position, instruction) in instructions.iter().enumerate() {
-            for operand in instruction.operand_ids.iter().filter_map(|&id| computation.position(id)) {
+            for operand in computation.operand_positions(instruction) {
                 run.users[operand].push(position as u32);
                 run.missing[position] += 1;
             }
@@ -339,8 +332,8 @@ struct Run {
     since: Vec<(f64, Option<usize>)>,
     /// The instructions that have their operands, by position.
     available: BinaryHeap<Reverse<u32>>,
-    /// The instructions that will have their operands, by time.
-    pending: BinaryHeap<Reverse<(Time, u32)>>,
+    /// The instructions that will have their operands, by time, whose bits are in its order.
+    pending: BinaryHeap<Reverse<(u64, u32)>>,
     /// The time at which each class's links are free.
     free: Vec<f64>,
     clock: f64,
@@ -348,23 +341,6 @@ struct Run {
     last: f64,
     /// The class of the collective that makes the last result, or that it waits for.
     blame: Option<usize>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-struct Time(f64);
-
-impl Eq for Time {}
-
-impl Ord for Time {
-    fn cmp(&self, other: &Time) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl PartialOrd for Time {
-    fn partial_cmp(&self, other: &Time) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
 }
 
 impl Run {
@@ -387,7 +363,7 @@ impl Run {
         if time <= self.clock {
             self.available.push(Reverse(position as u32));
         } else {
-            self.pending.push(Reverse((Time(time), position as u32)));
+            self.pending.push(Reverse((time.to_bits(), position as u32)));
         }
     }
 
@@ -395,7 +371,7 @@ impl Run {
     fn next(&mut self, stretch: &mut Stretch) -> Option<usize> {
         loop {
             while let Some(&Reverse((time, position))) = self.pending.peek()
-                && time.0 <= self.clock
+                && f64::from_bits(time) <= self.clock
             {
                 self.pending.pop();
                 self.available.push(Reverse(position));
@@ -404,10 +380,11 @@ impl Run {
                 return Some(position as usize);
             }
             let &Reverse((time, position)) = self.pending.peek()?;
+            let time = f64::from_bits(time);
             if let (_, Some(class)) = self.since[position as usize] {
-                stretch.waiting[class] += time.0 - self.clock;
+                stretch.waiting[class] += time - self.clock;
             }
-            self.clock = time.0;
+            self.clock = time;
         }
     }
 

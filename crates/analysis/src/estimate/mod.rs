@@ -21,6 +21,7 @@ mod kernels;
 mod line;
 mod wires;
 
+use indexmap::IndexSet;
 use serde::Serialize;
 
 use super::collectives::{ModuleCollective, collectives_at};
@@ -147,13 +148,8 @@ pub fn estimate_walk(
     let wires = Wires::new(mesh, hardware).ok_or_else(arrangement)?;
     let sites = Sites::of(walk);
     let entries = collectives_at(&sites, device_walk, Sources::of(module)).along(mesh).entries;
-    let mut names: Vec<String> = Vec::new();
-    let mut class = |name: String| {
-        names.iter().position(|known| *known == name).unwrap_or_else(|| {
-            names.push(name);
-            names.len() - 1
-        })
-    };
+    let mut names: IndexSet<String> = IndexSet::new();
+    let mut class = |name: String| names.insert_full(name).0;
     let axes = |entry: &ModuleCollective| match &entry.axes {
         Some(axes) => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         None => "?".to_owned(),

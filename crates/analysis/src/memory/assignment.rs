@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{BufferKind, CURVE_POINTS, CurvePoint, LiveBuffer, MemoryForm, ModuleMemory};
+use super::{BufferKind, LiveBuffer, MemoryForm, ModuleMemory, curve};
+use meshloom_hlo::proto::heap_simulator_trace::Event;
 use meshloom_hlo::proto::heap_simulator_trace::event::Kind;
 use meshloom_hlo::proto::{
     BufferAllocationProto, BufferAssignmentProto, HloInstructionProto, HloModuleProto, LogicalBufferProto, ShapeProto,
@@ -24,9 +25,10 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
     let temporaries = of(is_temporary);
     let held = arguments.saturating_add(outputs).saturating_sub(aliased);
     let buffers = Buffers::of(module, assignment);
-    let replay = Replay::of(assignment, &buffers);
+    let events: Vec<&Event> = assignment.heap_simulator_traces.iter().flat_map(|trace| &trace.events).collect();
+    let (steps, at_peak) = replay(&events, &buffers);
     let mut live = buffers.static_ones(assignment);
-    live.extend(replay.at_peak.iter().filter_map(|&id| buffers.describe(id, BufferKind::Temporary)));
+    live.extend(at_peak.into_iter().filter_map(|id| buffers.describe(id, BufferKind::Temporary)));
     live.retain(|buffer| buffer.bytes > 0);
     live.sort_by_key(|buffer| Reverse(buffer.bytes));
     ModuleMemory {
@@ -35,17 +37,13 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
         outputs,
         aliased,
         temporaries,
-        live_temporaries: replay.most.min(temporaries),
+        live_temporaries: steps.iter().copied().max().unwrap_or(0).min(temporaries),
         placed: true,
         constants: of(|allocation| allocation.is_constant),
         peak: held.saturating_add(temporaries),
         in_tiles: None,
         live_at_peak: live,
-        curve: replay
-            .curve
-            .into_iter()
-            .map(|point| CurvePoint { bytes: held.saturating_add(point.bytes), ..point })
-            .collect(),
+        curve: curve(&steps, held, |at| &events[at].instruction_name),
     }
 }
 
@@ -136,46 +134,22 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// A replay of the compiler's heap.
-#[derive(Default)]
-struct Replay {
-    most: u64,
-    at_peak: Vec<i64>,
-    curve: Vec<CurvePoint>,
-}
-
-impl Replay {
-    fn of(assignment: &BufferAssignmentProto, buffers: &Buffers<'_>) -> Replay {
-        let events: Vec<_> = assignment.heap_simulator_traces.iter().flat_map(|trace| &trace.events).collect();
-        let mut replay = Replay::default();
-        let mut heap = Heap::default();
-        let mut peak_at = 0;
-        let mut steps: Vec<u64> = Vec::with_capacity(events.len());
-        for (nth, event) in events.iter().enumerate() {
-            heap.apply(event.kind(), event.buffer_id, event.share_with_canonical_id, buffers);
-            if heap.live > replay.most {
-                (replay.most, peak_at) = (heap.live, nth + 1);
-            }
-            steps.push(heap.live);
-        }
-        let mut heap = Heap::default();
-        for event in &events[..peak_at] {
-            heap.apply(event.kind(), event.buffer_id, event.share_with_canonical_id, buffers);
-        }
-        replay.at_peak = heap.readers.into_iter().filter(|(_, count)| *count > 0).map(|(id, _)| id).collect();
-        replay.at_peak.sort_unstable();
-        let width = steps.len().div_ceil(CURVE_POINTS).max(1);
-        for (nth, step) in steps.chunks(width).enumerate() {
-            let most = (0..step.len()).max_by_key(|&index| (step[index], Reverse(index))).unwrap_or(0);
-            let at = nth * width + most;
-            replay.curve.push(CurvePoint {
-                position: at as u64,
-                bytes: step[most],
-                instruction: events[at].instruction_name.clone(),
-            });
-        }
-        replay
-    }
+/// Replays the compiler's heap. Returns the bytes that are live after each event, and the values at the first peak.
+fn replay(events: &[&Event], buffers: &Buffers<'_>) -> (Vec<u64>, Vec<i64>) {
+    let mut heap = Heap::default();
+    let step = |event: &&Event| {
+        heap.apply(event, buffers);
+        heap.live
+    };
+    let steps: Vec<u64> = events.iter().map(step).collect();
+    let most = steps.iter().copied().max().unwrap_or(0);
+    let until = if most > 0 { steps.iter().position(|&live| live == most).map_or(0, |at| at + 1) } else { 0 };
+    let mut heap = Heap::default();
+    events[..until].iter().for_each(|event| heap.apply(event, buffers));
+    let readers = heap.readers.into_iter().filter(|(_, count)| *count > 0);
+    let mut at_peak: Vec<i64> = readers.map(|(id, _)| id).collect();
+    at_peak.sort_unstable();
+    (steps, at_peak)
 }
 
 /// The values in a heap. A value that shares another's memory counts as that one.
@@ -187,11 +161,12 @@ struct Heap {
 }
 
 impl Heap {
-    fn apply(&mut self, kind: Kind, id: i64, canonical: i64, buffers: &Buffers<'_>) {
-        match kind {
+    fn apply(&mut self, event: &Event, buffers: &Buffers<'_>) {
+        let id = event.buffer_id;
+        match event.kind() {
             Kind::Alloc => self.add(id, buffers),
             Kind::ShareWith => {
-                let canonical = self.canonical(canonical);
+                let canonical = self.canonical(event.share_with_canonical_id);
                 if canonical != id {
                     self.shares.insert(id, canonical);
                 }

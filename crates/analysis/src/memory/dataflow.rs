@@ -24,7 +24,6 @@ const POINTER: u64 = 8;
 /// The memory space of the host's memory, in a layout.
 const HOST: i64 = 5;
 
-/// The properties of a class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
     /// The bytes of its largest node, or of one device's part.
@@ -39,11 +38,8 @@ pub(super) struct Class {
     pub(super) definer: u32,
     /// Whether it holds a tuple's pointers.
     pub(super) is_tuple: bool,
-    /// Whether it is a constant.
     pub(super) is_constant: bool,
-    /// Whether it is an argument of the program.
     pub(super) is_argument: bool,
-    /// Whether it is a result of the program.
     pub(super) is_output: bool,
     /// The node of the donated argument that it lies in, as a result of the program.
     pub(super) argument: Option<u32>,
@@ -95,7 +91,6 @@ pub(super) struct Flow<'w, 'a> {
     pub(super) schedule: Schedule,
     /// The first node of each point, and at the end the number of nodes.
     first_node: Vec<u32>,
-    /// The shape of each node.
     shapes: Vec<&'a ShapeProto>,
     parents: Vec<u32>,
     classes: Vec<Class>,
@@ -171,7 +166,6 @@ impl<'w, 'a> Flow<'w, 'a> {
         &self.walk.places()[place].computation.instructions[position]
     }
 
-    /// Returns the point of an instruction's operand in a position.
     pub(super) fn operand(&self, point: usize, position: usize) -> Option<usize> {
         let (place, _) = self.schedule.instruction(point);
         let id = *self.instruction(point).operand_ids.get(position)?;
@@ -183,7 +177,6 @@ impl<'w, 'a> Flow<'w, 'a> {
         (0..self.instruction(point).operand_ids.len()).map(move |position| self.operand(point, position))
     }
 
-    /// Returns all nodes of a point.
     pub(super) fn nodes(&self, point: usize) -> Range<u32> {
         self.first_node[point]..self.first_node[point + 1]
     }
@@ -224,7 +217,6 @@ impl<'w, 'a> Flow<'w, 'a> {
         root
     }
 
-    /// Returns the class of a node.
     pub(super) fn class(&mut self, node: u32) -> &mut Class {
         let root = self.find(node);
         &mut self.classes[root as usize]
@@ -439,7 +431,6 @@ impl<'w, 'a> Flow<'w, 'a> {
         Some((point, self.schedule.time(point)))
     }
 
-    /// Returns the parameters of a place, with their numbers.
     pub(super) fn parameters(&self, place: usize) -> Vec<(i64, usize)> {
         let instructions = self.walk.places()[place].computation.instructions.iter().enumerate();
         let parameters = instructions.filter(|(_, instruction)| instruction.opcode == "parameter");
@@ -559,17 +550,12 @@ impl<'w, 'a> Flow<'w, 'a> {
     /// Returns the shape of the part of a node that each device has.
     pub(super) fn part_shape(&mut self, node: u32) -> Option<&'a ShapeProto> {
         let node = self.class(node).part.unwrap_or(node);
-        self.own_shape(node)
+        self.shapes.get(node as usize).copied()
     }
 
     /// Returns the shape of the node that first defines a class.
     pub(super) fn shape(&mut self, node: u32) -> Option<&'a ShapeProto> {
         let node = self.find(node);
-        self.own_shape(node)
-    }
-
-    /// The shape of a node itself.
-    fn own_shape(&self, node: u32) -> Option<&'a ShapeProto> {
         self.shapes.get(node as usize).copied()
     }
 

@@ -31,7 +31,6 @@
 
 mod assignment;
 mod dataflow;
-mod display;
 mod fused;
 mod host;
 pub(crate) mod placement;
@@ -41,6 +40,7 @@ mod upper;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
@@ -51,6 +51,7 @@ use dataflow::{Class, Flow};
 use meshloom_hlo::proto::{HloModuleProto, HloProto};
 use meshloom_hlo::sort;
 use meshloom_hlo::source::{Sources, op_name};
+use meshloom_hlo::table::Table;
 use meshloom_hlo::text::{Layouts, print_shape};
 use placement::{Lifetime, Reusable, Takeover};
 use schedule::Schedule;
@@ -364,7 +365,7 @@ impl Ports {
             peak: arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries),
             in_tiles,
             live_at_peak: self.live_at_peak(flow, &at_peak, &scratch_at_peak, sources),
-            curve: curve(flow, &live, always),
+            curve: curve(&live, always, |time| &flow.instruction(flow.schedule.point_at(time)).name),
         }
     }
 
@@ -474,8 +475,8 @@ fn buffer(flow: &mut Flow<'_, '_>, node: u32, class: &Class, kind: BufferKind, s
     }
 }
 
-/// Returns the most that is live in each of a number of steps.
-fn curve(flow: &Flow<'_, '_>, live: &[u64], always: u64) -> Vec<CurvePoint> {
+/// Returns the most that is live in each of a number of steps, with what is live all the time.
+fn curve<'n>(live: &[u64], always: u64, instruction: impl Fn(usize) -> &'n str) -> Vec<CurvePoint> {
     let width = live.len().div_ceil(CURVE_POINTS).max(1);
     let step = |(nth, step): (usize, &[u64])| {
         let most = (0..step.len()).max_by_key(|&index| (step[index], Reverse(index))).unwrap_or(0);
@@ -483,8 +484,28 @@ fn curve(flow: &Flow<'_, '_>, live: &[u64], always: u64) -> Vec<CurvePoint> {
         CurvePoint {
             position: time as u64,
             bytes: always.saturating_add(step[most]),
-            instruction: flow.instruction(flow.schedule.point_at(time)).name.clone(),
+            instruction: instruction(time).to_owned(),
         }
     };
     live.chunks(width).enumerate().map(step).collect()
+}
+
+/// Rows of the table; the rest is small.
+const SHOWN: usize = 20;
+
+/// The sums, and a table of the largest values at the peak.
+impl fmt::Display for ModuleMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ModuleMemory { arguments, outputs, aliased, temporaries, peak, .. } = self;
+        writeln!(
+            f,
+            "arguments {arguments}, outputs {outputs} ({aliased} of them in arguments), temporaries {temporaries}"
+        )?;
+        writeln!(f, "peak {peak}, of which the largest:")?;
+        let table = Table::of(self.live_at_peak.iter().take(SHOWN))
+            .text("value", |value| value.label())
+            .number("bytes", |value| value.bytes)
+            .text("source", |value| value.source.as_deref().unwrap_or_default());
+        write!(f, "{table}")
+    }
 }

@@ -43,7 +43,6 @@ impl Lifetime {
 pub struct Reusable {
     /// Its size.
     pub bytes: u64,
-    /// The classes in it.
     classes: FxHashSet<u32>,
     /// The times at which it is used.
     used: Ranges,

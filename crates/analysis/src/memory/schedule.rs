@@ -121,7 +121,6 @@ pub(crate) fn order(module: &HloModuleProto, walk: &Walk<'_>, place: usize) -> V
     order
 }
 
-/// Returns the number of nodes of a shape.
 pub(super) fn node_count(shape: &ShapeProto) -> u64 {
     shape.tuple_shapes.iter().fold(1, |count, part| count.saturating_add(node_count(part)))
 }

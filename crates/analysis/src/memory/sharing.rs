@@ -205,7 +205,7 @@ fn elementwise_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
             "tuple" => true,
             opcode => is_by_element(opcode),
         };
-        for operand in instruction.operand_ids.iter().filter_map(|&id| callee.position(id)) {
+        for operand in callee.operand_positions(instruction) {
             is_elementwise_on[operand] &= passes && is_elementwise_on[position];
         }
     }

@@ -3,7 +3,7 @@
 use indexmap::IndexSet;
 use rustc_hash::FxHashMap;
 
-use super::Hidden;
+use super::{Beside, CollectiveOverlap, Hidden};
 use crate::collectives::ModuleCollective;
 use crate::cost::{CostOptions, Link, Timer, transfer};
 use crate::memory::order;
@@ -15,15 +15,6 @@ use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 /// Loops this deep are followed once, with their first iteration standing for all.
 const LOOP_DEPTH_LIMIT: usize = 8;
 
-/// The overlap of a collective, in all executions.
-#[derive(Clone, Default)]
-pub(super) struct Found<'a> {
-    pub(super) hidden: Hidden,
-    pub(super) synchronous: bool,
-    pub(super) beside: f64,
-    pub(super) largest: Option<(&'a HloInstructionProto, f64)>,
-}
-
 /// A time in which the device waits. Waits of iterations that are alike are one, and lie evenly in it.
 #[derive(Clone)]
 struct Wait {
@@ -33,14 +24,12 @@ struct Wait {
 }
 
 /// The state of the device, in seconds.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Line {
     clock: f64,
     /// The time at which each link is free.
     free: Vec<f64>,
-    /// The waits in their order.
     waits: Vec<Wait>,
-    /// The time that it has waited.
     waited: f64,
 }
 
@@ -92,7 +81,7 @@ pub(super) struct Simulation<'w, 'a> {
     sites: Sites,
     /// The links of each collective, and its time on them.
     wires: Vec<Wires>,
-    found: Vec<Found<'a>>,
+    found: Vec<CollectiveOverlap>,
     /// Whether each place, or one that it calls, has a collective.
     sends: Vec<bool>,
     /// The time that each place computes in one execution, where it is known already.
@@ -106,7 +95,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         module: &'a HloModuleProto,
         walk: &'w Walk<'a>,
         sites: Sites,
-        entries: &[ModuleCollective],
+        entries: Vec<ModuleCollective>,
         options: &CostOptions,
     ) -> Option<Simulation<'w, 'a>> {
         let chip = options.chip?;
@@ -117,17 +106,21 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 sends[caller.place] |= sends[number];
             }
         }
-        let (wires, link_count) = wires(entries, options)?;
+        let (wires, link_count) = wires(&entries, options)?;
+        let overlap = |collective| {
+            let (hidden, beside_seconds, largest_beside) = (Hidden::default(), 0.0, None);
+            CollectiveOverlap { collective, synchronous: false, hidden, beside_seconds, largest_beside }
+        };
         Some(Simulation {
             module,
             walk,
             timer: Timer::of(walk, chip),
             sites,
             wires,
-            found: vec![Found::default(); entries.len()],
+            found: entries.into_iter().map(overlap).collect(),
             sends,
             plain: FxHashMap::default(),
-            line: Line { clock: 0.0, free: vec![0.0; link_count], waits: Vec::new(), waited: 0.0 },
+            line: Line { free: vec![0.0; link_count], ..Line::default() },
         })
     }
 
@@ -139,7 +132,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
     }
 
     /// Returns the overlap of each collective, and how long the device computes and waits.
-    pub(super) fn finish(self) -> (Vec<Found<'a>>, f64, f64) {
+    pub(super) fn finish(self) -> (Vec<CollectiveOverlap>, f64, f64) {
         (self.found, self.line.computed(), self.line.waited)
     }
 
@@ -223,8 +216,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
             self.at_once(vec![(site.collective, 1.0)], weight);
             return;
         }
-        let callees = self.walk.callees_at(place, position);
-        let sends = callees.clone().any(|callee| self.sends[callee]);
+        let sends = self.walk.callees_at(place, position).any(|callee| self.sends[callee]);
         match instruction.opcode.as_str() {
             "async-start" if sends => {
                 let entries = self.inside(place, position);
@@ -233,7 +225,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
             // Copies and other asynchronous work hide nothing, and the device does not wait for them.
             opcode if opcode.ends_with("-start") => {}
             "fusion" if sends => self.fusion(place, position, instruction, weight, flights),
-            _ if sends => self.callees(place, callees, weight),
+            _ if sends => self.callees(place, position, weight),
             _ => self.line.clock += self.plain_instruction(place, position),
         }
     }
@@ -315,17 +307,24 @@ impl<'w, 'a> Simulation<'w, 'a> {
             let found = &mut self.found[entry];
             found.hidden.seconds += weight * (end - begin);
             found.hidden.exposed_seconds += weight * exposed;
-            found.beside += weight * beside;
+            found.beside_seconds += weight * beside;
             if let Some((instruction, seconds)) = flight.largest
-                && found.largest.is_none_or(|(_, most)| seconds > most)
+                && found.largest_beside.as_ref().is_none_or(|largest| seconds > largest.seconds)
             {
-                found.largest = Some((instruction, seconds));
+                let (name, op) = (instruction.name.clone(), instruction.opcode.clone());
+                found.largest_beside = Some(Beside { name, op, seconds });
             }
         }
     }
 
-    /// Follows the computations that an instruction runs, if they contain collectives.
-    fn callees(&mut self, place: usize, callees: std::ops::Range<usize>, weight: f64) {
+    /// Follows the computations that an instruction runs: one by one if they contain collectives.
+    fn callees(&mut self, place: usize, position: usize, weight: f64) {
+        let callees = self.walk.callees_at(place, position);
+        let sends = callees.clone().any(|callee| self.sends[callee]);
+        let once = |line: &mut Self, callee| match sends {
+            true => line.place(callee, weight),
+            false => line.line.clock += line.plain_place(callee),
+        };
         let before = self.line.clone();
         let mut least: Option<Line> = None;
         for callee in callees {
@@ -336,12 +335,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 }
                 Some(Via::Branch(_)) => {
                     self.line = before.clone();
-                    self.place(callee, weight);
+                    once(self, callee);
                     if least.as_ref().is_none_or(|line| self.line.computed() < line.computed()) {
                         least = Some(self.line.clone());
                     }
                 }
-                Some(Via::Call) => self.place(callee, weight),
+                Some(Via::Call) => once(self, callee),
                 _ => {}
             }
         }
@@ -401,22 +400,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
         if instruction.opcode.ends_with("-start") {
             return 0.0;
         }
-        let mut sum = self.timer.seconds(&self.walk.places()[place], instruction);
-        let mut least: Option<f64> = None;
-        for callee in self.walk.callees_at(place, position) {
-            match self.walk.places()[callee].caller.map(|caller| caller.via) {
-                Some(via @ (Via::LoopBody | Via::LoopCondition)) => {
-                    sum += self.plain_place(callee) * self.times(place, callee, via) as f64;
-                }
-                Some(Via::Branch(_)) => {
-                    let branch = self.plain_place(callee);
-                    least = Some(least.map_or(branch, |least| least.min(branch)));
-                }
-                Some(Via::Call) => sum += self.plain_place(callee),
-                _ => {}
-            }
-        }
-        sum + least.unwrap_or(0.0)
+        let own = Line { clock: self.timer.seconds(&self.walk.places()[place], instruction), ..Line::default() };
+        let outer = std::mem::replace(&mut self.line, own);
+        self.callees(place, position, 0.0);
+        std::mem::replace(&mut self.line, outer).clock
     }
 
     /// Returns the collectives in the computations that an instruction runs, and how often each runs in one execution.

@@ -170,25 +170,10 @@ pub fn overlap(
         Some(mesh) => found.along(mesh).entries,
         None => found.entries,
     };
-    let mut simulation = Simulation::new(module, walk, sites, &entries, options).ok_or_else(no_rates)?;
+    let mut simulation = Simulation::new(module, walk, sites, entries, options).ok_or_else(no_rates)?;
     simulation.run();
-    let (found, computing_seconds, waiting_seconds) = simulation.finish();
-    let transfers: Vec<CollectiveOverlap> = entries
-        .into_iter()
-        .zip(found)
-        .filter(|(_, found)| found.hidden.seconds > 0.0)
-        .map(|(collective, found)| CollectiveOverlap {
-            collective,
-            synchronous: found.synchronous,
-            hidden: found.hidden,
-            beside_seconds: found.beside,
-            largest_beside: found.largest.map(|(instruction, seconds)| Beside {
-                name: instruction.name.clone(),
-                op: instruction.opcode.clone(),
-                seconds,
-            }),
-        })
-        .collect();
+    let (mut transfers, computing_seconds, waiting_seconds) = simulation.finish();
+    transfers.retain(|transfer| transfer.hidden.seconds > 0.0);
     let total = Hidden::sum(transfers.iter().map(|transfer| transfer.hidden));
     let is_loop = |place: usize| walk.places()[place].caller.is_some_and(|caller| caller.via == Via::LoopBody);
     let loops_counted_once = (0..walk.places().len()).any(|place| is_loop(place) && walk.trip_count(place).is_none());

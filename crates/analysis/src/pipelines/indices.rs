@@ -4,7 +4,7 @@
 use super::super::devices::Devices;
 use super::super::values::Values;
 use super::super::walk::Walk;
-use super::Shape;
+use super::Found;
 use meshloom_hlo::proto::HloInstructionProto;
 
 /// The number of rounds of each microbatch, and the times at which stages work on it.
@@ -29,24 +29,19 @@ impl Rounds {
 
 /// Finds the rounds of a loop by the indices of its slices. Weights that a stage picks by repeat are the best sign. The
 /// inputs that the first stage takes give the number of microbatches.
-pub(super) fn rounds(
-    walk: &Walk<'_>,
-    values: &mut Values<'_, '_>,
-    devices: Devices,
-    shape: &Shape<'_>,
-) -> Option<Rounds> {
-    let all = slices(walk, shape.body);
+pub(super) fn rounds(walk: &Walk<'_>, values: &mut Values<'_, '_>, devices: Devices, within: &Found) -> Option<Rounds> {
+    let all = slices(walk, within.body);
     let mut sequence = |&(place, slice, dim): &(usize, &HloInstructionProto, usize), stage: usize| {
-        values.become_device(*shape.devices.get(stage)?, devices);
-        let start = |iteration| values.slice_start(place, slice, dim, &shape.inside(iteration));
-        (0..shape.iterations).map(start).collect::<Option<Vec<u64>>>()
+        values.become_device(*within.devices.get(stage)?, devices);
+        let start = |iteration| values.slice_start(place, slice, dim, &within.inside(iteration));
+        (0..within.it.iterations).map(start).collect::<Option<Vec<u64>>>()
     };
-    let stages = shape.devices.len();
+    let stages = within.devices.len();
     let by_repeat = all.iter().find_map(|slice| {
         let first = sequence(slice, 0)?;
         let second = sequence(slice, 1)?;
         let found = [false, true].into_iter().find_map(|back| repeats(&first, &second, stages, back))?;
-        let is_of_stage = |stage| sequence(slice, stage).is_some_and(|own| own == expected(&found, shape, stage));
+        let is_of_stage = |stage| sequence(slice, stage).is_some_and(|own| own == expected(&found, within, stage));
         (0..stages).all(is_of_stage).then_some(found)
     });
     by_repeat.or_else(|| {
@@ -54,7 +49,7 @@ pub(super) fn rounds(
             let first = sequence(slice, 0)?;
             let microbatches = first.iter().zip(0..).take_while(|&(&start, iteration)| start == iteration).count();
             // Fewer microbatches do not fill the stages; an index that stays where it is counts nothing.
-            let lag = shape.iterations.checked_sub(microbatches).filter(|_| microbatches >= stages)?;
+            let lag = within.it.iterations.checked_sub(microbatches).filter(|_| microbatches >= stages)?;
             let delay = [1, 2].into_iter().find(|delay| lag == delay * (stages - 1))?;
             Some(Rounds { microbatches, repeats: 1, delay, is_backward: false })
         })
@@ -91,11 +86,11 @@ fn repeats(first: &[u64], second: &[u64], stages: usize, is_backward: bool) -> O
 }
 
 /// Returns the repeat of a stage in each iteration; in bubbles, the nearest repeat.
-fn expected(rounds: &Rounds, shape: &Shape<'_>, stage: usize) -> Vec<u64> {
+fn expected(rounds: &Rounds, within: &Found, stage: usize) -> Vec<u64> {
     let repeat = |iteration: usize| {
-        let iteration = if rounds.is_backward { shape.iterations - 1 - iteration } else { iteration };
+        let iteration = if rounds.is_backward { within.it.iterations - 1 - iteration } else { iteration };
         let item = iteration.saturating_sub(rounds.delay * stage);
         (item / rounds.microbatches).min(rounds.repeats - 1) as u64
     };
-    (0..shape.iterations).map(repeat).collect()
+    (0..within.it.iterations).map(repeat).collect()
 }

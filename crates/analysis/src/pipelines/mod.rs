@@ -166,34 +166,33 @@ impl Pipeline {
     }
 }
 
-/// The properties of a loop that the analysis looks at.
-struct Shape<'a> {
+/// A loop with the permutes in it.
+struct Found {
     /// The place of its body.
     body: usize,
     /// The number of loops around it. Their first iterations stand for all.
     around: usize,
-    iterations: usize,
+    axis: String,
     /// The device of each stage.
-    devices: &'a [u64],
-    /// Whether the last stage hands on to the first.
-    closed: bool,
-    /// Whether all values go to the stage before.
-    is_backward: bool,
+    devices: Vec<u64>,
+    it: PipelineLoop,
 }
 
-impl Shape<'_> {
+impl Found {
+    /// Whether the last stage hands on to the first.
+    fn closed(&self) -> bool {
+        self.it.handed.iter().any(|it| it.closed)
+    }
+
+    /// Whether all values go to the stage before.
+    fn is_backward(&self) -> bool {
+        self.it.handed.iter().all(|it| it.backward)
+    }
+
     /// Returns the numbers of an iteration of it, and of the first iteration of each loop around it.
     fn inside(&self, iteration: usize) -> Vec<u64> {
         std::iter::repeat_n(0, self.around).chain([iteration as u64]).collect()
     }
-}
-
-/// A loop with the permutes in it.
-struct Found {
-    body: usize,
-    axis: String,
-    devices: Vec<u64>,
-    it: PipelineLoop,
 }
 
 /// Returns the pipelines of a program: loops in whose body a permute goes one step along one axis, and hands on the
@@ -238,6 +237,7 @@ fn loops(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Found> {
             Some(known) => known.it.handed.push(handed),
             None => found.push(Found {
                 body,
+                around: walk.places()[body].loop_depth - 1,
                 axis: axis.to_owned(),
                 devices: line.devices,
                 it: PipelineLoop { name: name.to_owned(), iterations, handed: vec![handed], schedule: Err("") },
@@ -267,20 +267,14 @@ fn loop_of<'a>(walk: &Walk<'a>, entry: &ModuleCollective) -> Option<(usize, &'a 
     is_carried(walk.computation(place), &entry.name).then_some((number, &caller.instruction.name, iterations))
 }
 
-/// Operations that pass on single elements as they are.
-const CARRIES: [&str; 11] = [
-    "bitcast",
-    "collective-permute-done",
-    "convert",
-    "copy",
-    "copy-done",
-    "copy-start",
-    "get-tuple-element",
-    "opt-barrier",
-    "reshape",
-    "transpose",
-    "tuple",
-];
+/// Whether an operation passes on single elements as they are.
+fn carries(opcode: &str) -> bool {
+    match opcode {
+        "bitcast" | "convert" | "copy" | "copy-done" | "copy-start" | "get-tuple-element" | "opt-barrier"
+        | "reshape" | "transpose" | "tuple" => true,
+        _ => opcode == "collective-permute-done",
+    }
+}
 
 /// Whether a permute carries values between iterations: its result leaves the body, or its operand was given to the
 /// body, as it is or after operations on single elements. A value may also be put into one of several slots. Neighbours
@@ -294,7 +288,7 @@ fn is_carried(body: &Computation<'_>, name: &str) -> bool {
     let given = permute.shape.as_ref().map(|shape| dims(shape.tuple_shapes.get(1).unwrap_or(shape)));
     let mut carried: FxHashSet<i64> = std::iter::once(permute.id).collect();
     for it in body.instructions() {
-        let carries = CARRIES.contains(&it.opcode.as_str()) || it.shape.as_ref().map(dims) == given;
+        let carries = carries(&it.opcode) || it.shape.as_ref().map(dims) == given;
         let read = match it.opcode.as_str() {
             "dynamic-update-slice" => it.operand_ids.get(1..2).unwrap_or_default(),
             _ if carries => &it.operand_ids,
@@ -308,7 +302,7 @@ fn is_carried(body: &Computation<'_>, name: &str) -> bool {
         return true;
     }
     let mut taken = body.operand(permute, 0);
-    while let Some(it) = taken.filter(|it| CARRIES.contains(&it.opcode.as_str())) {
+    while let Some(it) = taken.filter(|it| carries(&it.opcode)) {
         taken = body.operand(it, 0);
     }
     taken.is_some_and(|it| it.opcode == "parameter")
@@ -320,19 +314,11 @@ fn schedule(
     devices: Devices,
     found: &Found,
 ) -> Result<LoopSchedule, &'static str> {
-    let Found { body, devices: of_stages, it: PipelineLoop { iterations, handed, .. }, .. } = found;
+    let Found { devices: of_stages, it: PipelineLoop { iterations, handed, .. }, .. } = found;
     if walk.is_merged() || *iterations > MOST_ITERATIONS {
         return Err("the program is too large to be followed by stage and iteration");
     }
-    let shape = Shape {
-        body: *body,
-        around: walk.places()[*body].loop_depth - 1,
-        iterations: *iterations,
-        devices: of_stages,
-        closed: handed.iter().any(|it| it.closed),
-        is_backward: handed.iter().all(|it| it.backward),
-    };
-    if let Some(of_branches) = table::of(walk, values, devices, &shape) {
+    if let Some(of_branches) = table::of(walk, values, devices, found) {
         return of_branches;
     }
     let stages = of_stages.len();
@@ -340,7 +326,7 @@ fn schedule(
         [one] if !one.closed => {
             Some(Rounds { microbatches: iterations + 1 - stages, repeats: 1, delay: 1, is_backward: one.backward })
         }
-        _ => indices::rounds(walk, values, devices, &shape),
+        _ => indices::rounds(walk, values, devices, found),
     };
     rounds.map(|rounds| even(rounds, (stages, *iterations))).ok_or(NOT_SAID)
 }

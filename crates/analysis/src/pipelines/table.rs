@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::devices::Devices;
 use super::super::values::Values;
 use super::super::walk::{Place, Via, Walk};
-use super::{Item, LoopSchedule, Order, Pass, Row, Shape};
+use super::{Found, Item, LoopSchedule, Order, Pass, Row};
 use meshloom_hlo::proto::HloInstructionProto;
 use meshloom_hlo::sort;
 
@@ -35,12 +35,12 @@ pub(super) fn of(
     walk: &Walk<'_>,
     values: &mut Values<'_, '_>,
     devices: Devices,
-    shape: &Shape<'_>,
+    within: &Found,
 ) -> Option<Result<LoopSchedule, &'static str>> {
     let mut kinds: Vec<Kind> = Vec::new();
     let mut before: Option<Work> = None;
-    for work in works(walk, shape.body) {
-        let Some(counts) = counts(&work, values, devices, shape) else {
+    for work in works(walk, within.body) {
+        let Some(counts) = counts(&work, values, devices, within) else {
             return Some(Err("data decides which branches its stages take"));
         };
         let is_chunk = before.as_ref().is_some_and(|before| {
@@ -63,7 +63,7 @@ pub(super) fn of(
     kinds.dedup_by(|a, b| a.is_busy().eq(b.is_busy()));
     match kinds.len() {
         0 => None,
-        1..=3 => Some(Ok(schedule(&kinds, shape))),
+        1..=3 => Some(Ok(schedule(&kinds, within))),
         _ => Some(Err("its stages choose between more than three kinds of work")),
     }
 }
@@ -136,18 +136,18 @@ fn is_product(it: &HloInstructionProto) -> bool {
     }
 }
 
-fn counts(work: &Work<'_>, values: &mut Values<'_, '_>, devices: Devices, shape: &Shape<'_>) -> Option<Counts> {
+fn counts(work: &Work<'_>, values: &mut Values<'_, '_>, devices: Devices, within: &Found) -> Option<Counts> {
     let mut of_stages = Vec::new();
-    for &device in shape.devices {
+    for &device in &within.devices {
         values.become_device(device, devices);
         let count = |iteration| {
-            let inside = shape.inside(iteration);
+            let inside = within.inside(iteration);
             match work.branch {
                 Some(branch) => Some(usize::from(values.branch(work.place, work.it, &inside)? == branch)),
                 None => usize::try_from(values.trips(work.place, work.it, &inside)?).ok(),
             }
         };
-        of_stages.push((0..shape.iterations).map(count).collect::<Option<Vec<usize>>>()?);
+        of_stages.push((0..within.it.iterations).map(count).collect::<Option<Vec<usize>>>()?);
     }
     Some(of_stages)
 }
@@ -161,8 +161,8 @@ fn last(stage: &[usize]) -> usize {
     stage.iter().rposition(|&count| count > 0).unwrap_or(0)
 }
 
-fn schedule(kinds: &[Kind], shape: &Shape<'_>) -> LoopSchedule {
-    let passes = match (kinds.len(), shape.is_backward) {
+fn schedule(kinds: &[Kind], within: &Found) -> LoopSchedule {
+    let passes = match (kinds.len(), within.is_backward()) {
         (1, true) => &[Pass::Backward][..],
         _ => &[Pass::Forward, Pass::Backward, Pass::Weights],
     };
@@ -172,9 +172,9 @@ fn schedule(kinds: &[Kind], shape: &Shape<'_>) -> LoopSchedule {
     let is_complete = kinds.iter().flat_map(|kind| &kind.all).all(|stage| total(stage) == all);
     let order = match kinds {
         _ if !is_complete => Order::Unnamed,
-        [passing] if !shape.closed && fills_and_drains(&passing.all, shape.is_backward) => Order::FillDrain,
+        [passing] if !within.closed() && fills_and_drains(&passing.all, within.is_backward()) => Order::FillDrain,
         [_] => Order::Unnamed,
-        [forward, backward, weights @ ..] => order(&forward.all, &backward.all, !weights.is_empty(), shape.closed),
+        [forward, backward, weights @ ..] => order(&forward.all, &backward.all, !weights.is_empty(), within.closed()),
         [] => Order::Unnamed,
     };
     let chunks = match order {

@@ -3,6 +3,9 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::cost::is_by_element;
+use crate::partitioning::Border;
+pub(super) use crate::partitioning::is_manual;
 use meshloom_hlo::Literal;
 use meshloom_hlo::proto::{
     HloComputationProto, HloInstructionProto, HloModuleProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
@@ -22,7 +25,6 @@ pub(super) fn entry_index(module: &HloModuleProto) -> Option<usize> {
     by_id().or_else(by_name)
 }
 
-/// Returns the entry computation.
 pub(super) fn entry(module: &HloModuleProto) -> Option<&HloComputationProto> {
     entry_index(module).and_then(|index| module.computations.get(index))
 }
@@ -67,15 +69,6 @@ pub fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
 
 pub(super) fn instruction_type(instruction: &HloInstructionProto) -> Option<TensorType> {
     instruction.shape.as_ref().and_then(tensor_type)
-}
-
-/// Whether an instruction lies in a region that XLA's partitioner leaves alone: its shape is that of one device.
-pub(super) fn is_manual(instruction: &HloInstructionProto) -> bool {
-    let manual = i32::from(op_sharding::Type::Manual);
-    let is_manual = |sharding: &OpSharding| {
-        sharding.r#type == manual || sharding.tuple_shardings.first().is_some_and(|it| it.r#type == manual)
-    };
-    instruction.sharding.as_deref().is_some_and(is_manual)
 }
 
 /// Whether element types and dimensions agree; layouts may differ.
@@ -393,27 +386,18 @@ pub(super) fn tidy(module: &mut HloModuleProto, keeps_dead: bool) {
     module.debug_attributes.clear();
     let Some(computation) = entry_mut(module) else { return };
     let root = computation.root_id;
-    let is_read = if keeps_dead {
-        let operands = computation.instructions.iter().flat_map(|it| it.operand_ids.iter().copied());
-        let mut read: FxHashSet<i64> = operands.collect();
-        let others = computation.instructions.iter().filter(|it| it.opcode != "parameter");
-        read.extend(others.map(|it| it.id).chain([root]));
-        read
-    } else {
-        let mut read = FxHashSet::from_iter([root]);
-        for instruction in computation.instructions.iter().rev().filter(|it| it.id != root) {
-            if is_effect(instruction) && !is_inside_manual_only(instruction) {
-                read.insert(instruction.id);
-            }
-        }
-        // Operands stand before their readers.
-        for instruction in computation.instructions.iter().rev() {
-            if read.contains(&instruction.id) {
-                read.extend(instruction.operand_ids.iter().copied());
-            }
-        }
-        read
+    let stays = |it: &&HloInstructionProto| match keeps_dead {
+        true => it.opcode != "parameter",
+        false => is_effect(it) && Border::of(it).is_none(),
     };
+    let mut is_read = FxHashSet::from_iter([root]);
+    is_read.extend(computation.instructions.iter().filter(stays).map(|it| it.id));
+    // Operands stand before their readers.
+    for instruction in computation.instructions.iter().rev() {
+        if is_read.contains(&instruction.id) {
+            is_read.extend(instruction.operand_ids.iter().copied());
+        }
+    }
     computation.instructions.retain(|it| is_read.contains(&it.id));
     let mut parameters: Vec<&mut HloInstructionProto> =
         computation.instructions.iter_mut().filter(|it| it.opcode == "parameter").collect();
@@ -442,11 +426,6 @@ fn is_effect(instruction: &HloInstructionProto) -> bool {
         || instruction.custom_call_has_side_effect
 }
 
-/// Whether an instruction is a marker of XLA's partitioner, which has no effect of its own.
-fn is_inside_manual_only(instruction: &HloInstructionProto) -> bool {
-    matches!(instruction.custom_call_target.as_str(), "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
-}
-
 /// Drops computations that the entry does not call.
 fn drop_computations(module: &mut HloModuleProto) {
     let Some(entry) = entry(module) else { return };
@@ -461,8 +440,7 @@ fn drop_computations(module: &mut HloModuleProto) {
 }
 
 /// Opcodes whose meaning does not change if a size is replaced in every shape.
-const FOLLOWS_SIZES: [&str; 8] =
-    ["parameter", "constant", "broadcast", "dot", "reduce", "transpose", "convert", "tuple"];
+const FOLLOWS_SIZES: [&str; 8] = ["parameter", "constant", "broadcast", "copy", "dot", "reduce", "transpose", "tuple"];
 
 /// Replaces a size of dimensions by a smaller one, in the whole module. It returns false if an instruction may not
 /// follow.
@@ -479,7 +457,10 @@ pub(super) fn replace_size(module: &mut HloModuleProto, old: i64, new: i64) -> b
             if !replace_in(shape, old, new) {
                 continue;
             }
-            let follows = FOLLOWS_SIZES.contains(&instruction.opcode.as_str()) || is_elementwise(&instruction.opcode);
+            let opcode = instruction.opcode.as_str();
+            // A bitcast may split elements along one more dimension.
+            let is_by_element = is_by_element(opcode) && opcode != "bitcast-convert";
+            let follows = FOLLOWS_SIZES.contains(&opcode) || is_by_element;
             if !follows || (instruction.opcode == "constant" && !is_entry) {
                 return false;
             }
@@ -489,52 +470,6 @@ pub(super) fn replace_size(module: &mut HloModuleProto, old: i64, new: i64) -> b
         }
     }
     constants.into_iter().all(|id| make_constant(module, id))
-}
-
-fn is_elementwise(opcode: &str) -> bool {
-    const OPCODES: [&str; 40] = [
-        "abs",
-        "add",
-        "and",
-        "atan2",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "compare",
-        "copy",
-        "cosine",
-        "divide",
-        "erf",
-        "exponential",
-        "exponential-minus-one",
-        "floor",
-        "is-finite",
-        "log",
-        "log-plus-one",
-        "logistic",
-        "maximum",
-        "minimum",
-        "multiply",
-        "negate",
-        "not",
-        "or",
-        "power",
-        "remainder",
-        "round-nearest-afz",
-        "round-nearest-even",
-        "rsqrt",
-        "select",
-        "shift-left",
-        "shift-right-arithmetic",
-        "shift-right-logical",
-        "sign",
-        "sine",
-        "sqrt",
-        "subtract",
-        "tanh",
-        "xor",
-    ];
-    OPCODES.contains(&opcode)
 }
 
 fn replace_in(shape: &mut ShapeProto, old: i64, new: i64) -> bool {

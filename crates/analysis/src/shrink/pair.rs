@@ -2,16 +2,59 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Bytes, Limits, Search, Shrunk, Verdict, edit, is_leaf, outputs};
+use super::{Limits, Search, Shrunk, Subject, Verdict, edit, is_leaf};
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom_hlo::text::{Layouts, print_shape};
 
 /// Two modules.
 pub type Pair = (HloModuleProto, HloModuleProto);
 
-impl Bytes for Pair {
+impl Subject for Pair {
+    type Id = (i64, i64);
+
     fn bytes(&self) -> Vec<u8> {
         [self.0.bytes(), self.1.bytes()].concat()
+    }
+
+    fn size(&self) -> (usize, u128) {
+        let (left, right) = (self.0.size(), self.1.size());
+        (left.0 + right.0, left.1 + right.1)
+    }
+
+    fn instruction_count(&self) -> usize {
+        self.0.instruction_count() + self.1.instruction_count()
+    }
+
+    fn tidy(&mut self, keeps_dead: bool) {
+        self.0.tidy(keeps_dead);
+        self.1.tidy(keeps_dead);
+    }
+
+    fn output_count(&self) -> Option<usize> {
+        self.0.output_count().filter(|&left| self.1.output_count() == Some(left))
+    }
+
+    fn keep_outputs(&mut self, kept: &[usize]) -> bool {
+        self.0.keep_outputs(kept) && self.1.keep_outputs(kept)
+    }
+
+    fn candidates(&self) -> Vec<((i64, i64), String)> {
+        let roots = [&self.0, &self.1].map(|module| edit::entry(module).map(|it| it.root_id));
+        let mut all = matches(self);
+        all.retain(|((left, right), _)| roots != [Some(*left), Some(*right)]);
+        all
+    }
+
+    fn root_edit(name: &str) -> String {
+        format!("take %{name} as the results")
+    }
+
+    fn make_root(&mut self, (left, right): (i64, i64)) -> bool {
+        self.0.make_root(left) && self.1.make_root(right)
+    }
+
+    fn make_parameters(&mut self, values: &[((i64, i64), String)]) -> bool {
+        values.iter().all(|(value, name)| share_parameter(self, *value, name))
     }
 }
 
@@ -20,34 +63,18 @@ impl Bytes for Pair {
 pub fn shrink_pair(pair: &Pair, limits: Limits, verdict: &mut dyn FnMut(&Pair) -> Verdict) -> Shrunk<Pair> {
     let mut pair = pair.clone();
     name_alike(&mut pair);
-    let measure = |(left, right): &Pair| {
-        let (left, right) = (edit::size(left), edit::size(right));
-        (left.0 + right.0, left.1 + right.1)
-    };
-    let count = |(left, right): &Pair| edit::instruction_count(left) + edit::instruction_count(right);
-    let mut search = Search::new(pair, limits, measure, count, verdict);
-    search.attempt("drop what the results do not depend on", tidy);
-    let mut is_complete = false;
-    while !is_complete && !search.is_over() {
-        let before = search.size();
-        let count = |(left, right): &Pair| {
-            let (left, right) = (edit::output_count(left)?, edit::output_count(right)?);
-            (left == right).then_some(left)
-        };
-        outputs(&mut search, count, |pair, kept| {
-            edit::keep_outputs(&mut pair.0, kept) && edit::keep_outputs(&mut pair.1, kept) && tidy(pair)
-        });
-        roots(&mut search);
-        values(&mut search);
-        is_complete = search.size() == before && !search.is_over();
-    }
-    search.finish(is_complete)
-}
-
-fn tidy(pair: &mut Pair) -> bool {
-    edit::tidy(&mut pair.0, false);
-    edit::tidy(&mut pair.1, false);
-    true
+    let mut search = Search::new(pair, limits, verdict);
+    search.attempt("drop what the results do not depend on", |_| true);
+    search.run(|search| {
+        let mut length = search.current.candidates().len().div_ceil(2);
+        while length > 0 && !search.is_over() {
+            search.parameters(length, |chunk| match chunk {
+                [(_, name)] => format!("make a parameter of %{name} in both"),
+                chunk => format!("make parameters of {} values in both", chunk.len()),
+            });
+            length = if length > 1 { length.div_ceil(2).min(length - 1) } else { 0 };
+        }
+    })
 }
 
 /// Gives parameters of the second module the names of the first's.
@@ -70,7 +97,7 @@ fn name_alike((left, right): &mut Pair) {
 
 /// Returns the values of the two entries that come from the same place and have the same shape: ids and names. Several
 /// such values in one module are told apart by their order.
-fn matches((left, right): &Pair) -> Vec<(i64, i64, String)> {
+fn matches((left, right): &Pair) -> Vec<((i64, i64), String)> {
     type Key = (String, String, String, usize);
     let keyed = |module: &HloModuleProto| -> Vec<(Key, i64, String)> {
         let mut seen: FxHashMap<(String, String, String), usize> = FxHashMap::default();
@@ -88,62 +115,8 @@ fn matches((left, right): &Pair) -> Vec<(i64, i64, String)> {
         edit::entry(module).into_iter().flat_map(|it| &it.instructions).filter_map(key).collect()
     };
     let of_right: FxHashMap<Key, i64> = keyed(right).into_iter().map(|(key, id, _)| (key, id)).collect();
-    let both = |(key, id, name): (Key, i64, String)| Some((id, *of_right.get(&key)?, name));
+    let both = |(key, id, name): (Key, i64, String)| Some(((id, *of_right.get(&key)?), name));
     keyed(left).into_iter().filter_map(both).collect()
-}
-
-/// Takes values further up as the results: by halves, then one after another from the top.
-fn roots(search: &mut Search<'_, Pair>) {
-    let mut failed: Vec<(i64, i64)> = Vec::new();
-    while !search.is_over() {
-        let is_root = |pair: &Pair, (left, right): (i64, i64)| {
-            edit::entry(&pair.0).is_some_and(|it| it.root_id == left)
-                && edit::entry(&pair.1).is_some_and(|it| it.root_id == right)
-        };
-        let mut candidates = matches(&search.current);
-        candidates.retain(|(left, right, _)| {
-            !failed.contains(&(*left, *right)) && !is_root(&search.current, (*left, *right))
-        });
-        let half = candidates.len() / 2;
-        let Some((left, right, name)) = candidates.get(half).cloned() else { return };
-        let is_kept = search.attempt(&format!("take %{name} as the results"), |pair| {
-            edit::make_root(&mut pair.0, left) && edit::make_root(&mut pair.1, right) && tidy(pair)
-        });
-        if !is_kept {
-            failed.extend(candidates.iter().take(half + 1).map(|(left, right, _)| (*left, *right)));
-        }
-    }
-}
-
-/// Makes values parameters in both modules: many at once, then each.
-fn values(search: &mut Search<'_, Pair>) {
-    let candidates = |pair: &Pair| -> Vec<(i64, i64, String)> {
-        let roots = [&pair.0, &pair.1].map(|module| edit::entry(module).map(|it| it.root_id));
-        let mut all = matches(pair);
-        all.retain(|(left, right, _)| roots != [Some(*left), Some(*right)]);
-        all
-    };
-    let mut length = candidates(&search.current).len().div_ceil(2);
-    while length > 0 && !search.is_over() {
-        let mut start = 0;
-        loop {
-            let all = candidates(&search.current);
-            let Some(chunk) = all.get(start..(start + length).min(all.len())).filter(|it| !it.is_empty()) else {
-                break;
-            };
-            let what = match chunk {
-                [(.., name)] => format!("make a parameter of %{name} in both"),
-                chunk => format!("make parameters of {} values in both", chunk.len()),
-            };
-            let is_kept = search.attempt(&what, |pair| {
-                chunk.iter().all(|(left, right, name)| share_parameter(pair, (*left, *right), name)) && tidy(pair)
-            });
-            if !is_kept {
-                start += length;
-            }
-        }
-        length = if length > 1 { length.div_ceil(2).min(length - 1) } else { 0 };
-    }
 }
 
 fn share_parameter((left, right): &mut Pair, (of_left, of_right): (i64, i64), name: &str) -> bool {

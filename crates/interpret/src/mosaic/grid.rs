@@ -3,179 +3,149 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use meshloom::hlo::{DType, TensorType};
+use meshloom::hlo::{DType, Dims, TensorType};
 use meshloom_mosaic::text::{Element, Space, Type};
 
-use super::InterpretError;
 use super::ops::Frame;
-use super::parse::{Attribute, Function, Module};
-use super::value::{Array, Tensor, Value, advance};
+use super::parse::Function;
+use super::value::{Array, Memory, Tensor, Value};
+use crate::moves::{positions, strides};
+use crate::windows::index_of;
 
 /// A block of an array, as it moves over the array.
-struct Window<'a> {
-    index: &'a Function,
-    block: Rc<RefCell<Tensor>>,
+struct Window<'f> {
+    index: &'f Function<'f>,
+    block: Memory,
     array: Array,
-    /// The indices of the block; `None` before the first step.
-    at: Option<Vec<usize>>,
+    /// The places of the block's elements in the array; none before the first step.
+    at: Vec<isize>,
     is_result: bool,
-}
-
-fn call(problem: impl Into<String>) -> InterpretError {
-    InterpretError::Call(problem.into())
 }
 
 impl Window<'_> {
     /// Moves to the block of a step.
-    fn go(&mut self, arguments: &[Value]) -> Result<(), InterpretError> {
-        let name = &self.index.name;
-        let mut to = Vec::new();
-        for value in Frame::new(self.index, arguments).run(&self.index.ops)? {
-            match value {
-                Value::Data(tensor) if tensor.dims.is_empty() => to.push(tensor.data[0]),
-                _ => return Err(call(format!("{name} returns no scalars"))),
-            }
-        }
+    fn go(&mut self, arguments: &[Value]) {
+        let index = |value| match value {
+            Value::Data(tensor) if tensor.dims.is_empty() => tensor.data[0],
+            _ => panic!("{} returns no scalars", self.index.name),
+        };
+        let to: Vec<f64> = Frame::new(self.index, arguments).run(&self.index.ops).into_iter().map(index).collect();
         let block = self.block.borrow().dims.clone();
         let dims = &self.array.ty().dims;
         let is_within =
             |(axis, &index): (usize, &f64)| index >= 0.0 && (index as usize + 1) * block[axis] <= dims[axis];
-        if to.len() != dims.len() || !to.iter().enumerate().all(is_within) {
-            return Err(call(format!("{name} gives block {to:?} of {dims:?} in blocks of {block:?}")));
-        }
-        let to: Vec<usize> = to.into_iter().map(|index| index as usize).collect();
-        if self.at.as_ref() != Some(&to) {
+        let fits = to.len() == dims.len() && to.iter().enumerate().all(is_within);
+        assert!(fits, "{} gives block {to:?} of {dims:?} in blocks of {block:?}", self.index.name);
+        let strides = strides(dims);
+        let base = (0..to.len()).map(|axis| to[axis] as isize * block[axis] as isize * strides[axis]).sum();
+        let at = positions(base, &block, &strides);
+        if self.at != at {
             self.write_back();
             let mut block = self.block.borrow_mut();
-            if self.is_result {
-                block.data.fill(f64::NAN);
-            } else {
-                self.array.copy_block(&mut block, &to, false);
+            for (number, &place) in block.data.iter_mut().zip(&at) {
+                *number = if self.is_result { f64::NAN } else { self.array.data[place as usize] };
             }
-            self.at = Some(to);
+            self.at = at;
         }
-        Ok(())
     }
 
     fn write_back(&mut self) {
-        if let (Some(at), true) = (&self.at, self.is_result) {
-            self.array.copy_block(&mut self.block.borrow_mut(), at, true);
+        if self.is_result {
+            let block = self.block.borrow();
+            self.at.iter().zip(&block.data).for_each(|(&place, &number)| self.array.data[place as usize] = number);
         }
     }
 }
 
-fn attribute<'a>(function: &'a Function, name: &str) -> Result<&'a Attribute, InterpretError> {
-    function.attributes.get(name).ok_or_else(|| call(format!("the kernel has no {name}")))
-}
-
-fn count(function: &Function, name: &str) -> Result<usize, InterpretError> {
-    match attribute(function, name)? {
-        Attribute::Number(number) => Ok(*number as usize),
-        _ => Err(call(format!("{name} is no number"))),
-    }
+fn memory(tensor: Tensor) -> Memory {
+    Rc::new(RefCell::new(tensor))
 }
 
 /// Runs a kernel on whole arrays.
-pub(super) fn run(module: &Module, operands: &[Array], results: &[TensorType]) -> Result<Vec<Array>, InterpretError> {
-    let kernel = module.functions.iter().find(|function| function.attributes.contains_key("iteration_bounds"));
-    let kernel = kernel.ok_or_else(|| call("no function has a grid"))?;
-    let (bounds, operands) = grid(attribute(kernel, "iteration_bounds")?, operands)?;
-    if bounds.contains(&0) {
-        return Err(call("a grid without steps"));
-    }
-    let (scalar_count, scratch_count) = (count(kernel, "scalar_prefetch")?, count(kernel, "scratch_operands")?);
+pub(super) fn run(functions: &[Function<'_>], operands: &[Array], results: &[TensorType]) -> Vec<Array> {
+    let kernel = functions.iter().find(|function| !function.attributes.text("iteration_bounds").is_empty());
+    let kernel = kernel.expect("a function with a grid");
+    let (bounds, operands) = grid(kernel, operands);
+    assert!(!bounds.contains(&0), "a grid without steps");
+    let [scalar_count, scratch_count] = ["scalar_prefetch", "scratch_operands"]
+        .map(|name| kernel.attributes.number(name).expect("counts of operands") as usize);
     let types: Vec<&Type> = kernel.arguments.iter().map(|(_, ty)| ty).collect();
     let window_count = operands.len().saturating_sub(scalar_count) + results.len();
-    if types.len() != bounds.len() + scalar_count + window_count + scratch_count || operands.len() < scalar_count {
-        return Err(call(format!("{} operands and {} results do not fit the kernel", operands.len(), results.len())));
-    }
+    let fits = types.len() == bounds.len() + scalar_count + window_count + scratch_count;
+    let fits = fits && operands.len() >= scalar_count;
+    assert!(fits, "{} operands and {} results do not fit the kernel", operands.len(), results.len());
     let (_, rest) = types.split_at(bounds.len());
     let (scalar_types, rest) = rest.split_at(scalar_count);
     let (window_types, scratch_types) = rest.split_at(window_count);
-    let scalars =
-        scalar_types.iter().zip(operands).map(|(ty, array)| scalars(ty, array)).collect::<Result<Vec<_>, _>>()?;
+    let scalars: Vec<Value> = scalar_types.iter().zip(operands).map(|(ty, array)| scalars(ty, array)).collect();
     let given = operands[scalar_count..].iter().map(|array| (array.clone(), false));
     let arrays = given.chain(results.iter().map(|ty| (Array::unwritten(ty), true))).collect();
-    let (values, mut windows) = windows(module, kernel, window_types, arrays)?;
-    let (scratch_values, scratch): (Vec<_>, Vec<_>) =
-        scratch_types.iter().map(|ty| Value::memory(Tensor::unwritten(ty.element(), ty.dims()))).unzip();
-    let parallel = parallel_axes(kernel)?;
-    let mut position = vec![0; bounds.len()];
+    let mut windows = windows(functions, kernel, window_types, arrays);
+    let scratch: Vec<Memory> =
+        scratch_types.iter().map(|ty| memory(Tensor::unwritten(ty.element(), ty.dims()))).collect();
+    let semantics: Vec<&str> = kernel.attributes.text("dimension_semantics").split(',').collect();
     let mut core = None;
-    loop {
-        let now: Vec<usize> = parallel.iter().map(|&axis| position[axis]).collect();
+    for step in 0..bounds.iter().product() {
+        let position = index_of(step, &bounds);
+        let of_core = position.iter().zip(&semantics).filter(|(_, semantics)| semantics.contains("<parallel>"));
+        let now: Vec<usize> = of_core.map(|(&index, _)| index).collect();
         if core.replace(now.clone()) != Some(now) {
             scratch.iter().for_each(|memory| memory.borrow_mut().data.fill(f64::NAN));
         }
-        let indices = position.iter().map(|&index| Value::of(Tensor::scalar(Element::I32, index as f64)));
-        let mut arguments: Vec<Value> = indices.chain(scalars.iter().cloned()).collect();
-        windows.iter_mut().try_for_each(|window| window.go(&arguments))?;
-        arguments.extend(values.iter().chain(&scratch_values).cloned());
-        Frame::new(kernel, &arguments).run(&kernel.ops)?;
-        if !advance(&mut position, &bounds) {
-            break;
-        }
+        let index = |&index: &usize| {
+            let tensor = Tensor { element: Element::I32, dims: Dims::new(), data: vec![index as f64] };
+            Value::Data(Rc::new(tensor))
+        };
+        let mut arguments: Vec<Value> = position.iter().map(index).chain(scalars.iter().cloned()).collect();
+        windows.iter_mut().for_each(|window| window.go(&arguments));
+        let blocks = windows.iter().map(|window| &window.block).chain(&scratch);
+        arguments.extend(blocks.map(|block| Value::Memory(block.clone())));
+        Frame::new(kernel, &arguments).run(&kernel.ops);
     }
     windows.iter_mut().for_each(Window::write_back);
-    Ok(windows.into_iter().filter(|window| window.is_result).map(|window| window.array).collect())
+    windows.into_iter().filter(|window| window.is_result).map(|window| window.array).collect()
 }
 
 /// The sizes of the grid, and the other operands. Operands give the sizes that the text leaves open.
-fn grid<'a>(bounds: &Attribute, operands: &'a [Array]) -> Result<(Vec<usize>, &'a [Array]), InterpretError> {
-    let bounds = bounds.bounds().ok_or_else(|| call("the bounds of the grid are no numbers"))?;
-    let unknown = bounds.iter().filter(|bound| bound.is_none()).count();
-    let (counts, rest) = operands.split_at_checked(unknown).ok_or_else(|| call("the grid needs more counts"))?;
-    let count = |array: &Array| match array.data() {
-        &[number] if array.ty().rank() == 0 && array.ty().dtype == DType::S32 && number >= 0.0 => Ok(number as usize),
-        _ => Err(call(format!("{:?}{:?} {:?} for a count", array.ty().dtype, array.ty().dims, array.data()))),
+fn grid<'o>(kernel: &Function<'_>, operands: &'o [Array]) -> (Vec<usize>, &'o [Array]) {
+    let mut rest = operands;
+    let bound = |bound: i64| match bound {
+        i64::MIN => {
+            let (count, others) = rest.split_first().expect("a count of the grid");
+            assert_eq!(*count.ty(), TensorType::scalar(DType::S32), "the type of a count");
+            rest = others;
+            count.data()[0] as usize
+        }
+        bound => bound as usize,
     };
-    let mut counts = counts.iter();
-    let known = |bound: Option<usize>| match bound {
-        Some(size) => Ok(size),
-        None => counts.next().map_or_else(|| Err(call("the grid needs more counts")), count),
-    };
-    Ok((bounds.into_iter().map(known).collect::<Result<_, _>>()?, rest))
+    (kernel.attributes.numbers("iteration_bounds").into_iter().map(bound).collect(), rest)
 }
 
-fn scalars(ty: &Type, array: &Array) -> Result<Value, InterpretError> {
-    let Type::Memref(Element::I32, dims, Space::Smem) = ty else { return Err(call(format!("{ty} for scalars"))) };
-    if array.ty().dims != *dims {
-        return Err(call(format!("{} scalars, expected {dims:?}", array.data().len())));
-    }
-    Ok(Value::memory(Tensor { element: Element::I32, dims: dims.clone(), data: array.data().to_vec() }).0)
+fn scalars(ty: &Type, array: &Array) -> Value {
+    let Type::Memref(Element::I32, dims, Space::Smem) = ty else { panic!("{ty} for scalars") };
+    assert_eq!(array.ty().dims, *dims, "scalars");
+    Value::Memory(memory(Tensor { element: Element::I32, dims: dims.clone(), data: array.data().to_vec() }))
 }
 
-/// The axes that cores may divide.
-fn parallel_axes(kernel: &Function) -> Result<Vec<usize>, InterpretError> {
-    let semantics = attribute(kernel, "dimension_semantics")?.list().ok_or_else(|| call("no semantics of the grid"))?;
-    let parallel = Attribute::Other("#tpu.dimension_semantics<parallel>".into());
-    Ok((0..semantics.len()).filter(|&axis| semantics[axis] == parallel).collect())
-}
-
-/// The windows of a kernel, with the values by which the body knows them.
-fn windows<'a>(
-    module: &'a Module,
-    kernel: &Function,
+fn windows<'f>(
+    functions: &'f [Function<'f>],
+    kernel: &Function<'_>,
     types: &[&Type],
     arrays: Vec<(Array, bool)>,
-) -> Result<(Vec<Value>, Vec<Window<'a>>), InterpretError> {
-    let params = attribute(kernel, "window_params")?.list().unwrap_or_default();
-    if params.len() != types.len() {
-        return Err(call(format!("{} windows for {} arrays", params.len(), types.len())));
-    }
-    let (mut values, mut windows) = (Vec::new(), Vec::new());
-    for ((ty, param), (array, is_result)) in types.iter().zip(params).zip(arrays) {
-        let Attribute::Dictionary(param) = param else { return Err(call("a window without parameters")) };
-        let name = param.get("transform_indices");
-        let index = module.functions.iter().find(|function| name == Some(&Attribute::Name(function.name.clone())));
-        let block = param.get("window_bounds").and_then(Attribute::counts);
-        let fits = block.as_deref() == Some(ty.dims()) && ty.element().dtype() == Some(array.ty().dtype);
+) -> Vec<Window<'f>> {
+    let params = kernel.attributes.dictionaries("window_params");
+    assert_eq!(params.len(), types.len(), "windows of the kernel");
+    let window = |((ty, param), (array, is_result)): ((&&Type, _), (Array, bool))| {
+        let param: super::parse::Attributes<'_> = param;
+        let name = param.text("transform_indices").trim_start_matches('@');
+        let index = functions.iter().find(|function| function.name == name);
+        let fits =
+            param.numbers::<usize>("window_bounds") == ty.dims() && ty.element().dtype() == Some(array.ty().dtype);
         let (Some(index), true) = (index, fits && array.ty().rank() == ty.dims().len()) else {
-            return Err(call(format!("a window of {ty} on {:?}{:?}", array.ty().dtype, array.ty().dims)));
+            panic!("a window of {ty} on {:?}{:?}", array.ty().dtype, array.ty().dims);
         };
-        let (value, block) = Value::memory(Tensor::unwritten(ty.element(), ty.dims()));
-        values.push(value);
-        windows.push(Window { index, block, array, at: None, is_result });
-    }
-    Ok((values, windows))
+        let block = memory(Tensor::unwritten(ty.element(), ty.dims()));
+        Window { index, block, array, at: Vec::new(), is_result }
+    };
+    types.iter().zip(params).zip(arrays).map(window).collect()
 }

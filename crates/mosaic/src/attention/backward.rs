@@ -1,6 +1,6 @@
 //! The gradient: weights are computed again from the scores and the logarithm of their total.
 
-use super::{Attention, Call, FIRST, LAST, Order, Step};
+use super::{Attention, Call, FIRST, LAST, Order};
 use crate::text::{Argument, Body, Comparison, Product, Refs, Value};
 use crate::{Kernel, KernelError};
 
@@ -41,15 +41,18 @@ impl Attention {
         let result = call.by_query("query_cotangent", self.width);
         let result = call.program.output(result);
         let sum = call.program.scratch(&[self.width, self.blocks.query]);
-        let (step, element) = (Step::new(&call), call.element);
-        let written = call.program.write(|b, refs| {
-            let flags = step.flags(b, refs);
+        let bytes = self.dtype.byte_count();
+        let widths = self.width + self.value_width;
+        let resident = self.batch * self.heads * self.queries * ((widths + self.width) * bytes + 8);
+        let cost = self.cost(pairs, widths + self.width, self.blocks.key * widths * bytes, resident);
+        call.program.write(cost, |b, refs| {
+            let flags = call.flags(b, refs);
             let is_first = b.has_bits(&flags, FIRST);
-            b.when(&is_first, |b| clear(b, &refs[sum]));
-            Call::compute(self, b, &flags, |b, is_edge| {
-                let flows = step.flows(b, refs, given, is_edge);
-                let (key, so_far) = (b.load(&refs[step.operands[1]]), b.load(&refs[sum]));
-                let products = b.convert(&flows.products, element);
+            b.when(&is_first, |b| b.clear(&refs[sum]));
+            call.compute(b, &flags, |b, is_edge| {
+                let flows = call.flows(b, refs, given, is_edge);
+                let (key, so_far) = (b.load(&refs[call.operands[1]]), b.load(&refs[sum]));
+                let products = b.convert(&flows.products, call.element);
                 let so_far = b.product(Product::LeftTransposed, &key, &products, &so_far);
                 b.store(&so_far, &refs[sum]);
             });
@@ -58,14 +61,10 @@ impl Attention {
                 let (total, scale) = (b.load(&refs[sum]), b.float(self.scale));
                 let total = b.mul(&total, &scale);
                 let total = b.transpose(&total);
-                let total = b.convert(&total, element);
+                let total = b.convert(&total, call.element);
                 b.store(&total, &refs[result]);
             });
-        })?;
-        let bytes = self.dtype.byte_count();
-        let widths = self.width + self.value_width;
-        let resident = self.batch * self.heads * self.queries * ((widths + self.width) * bytes + 8);
-        Ok(Kernel::new(written, self.cost(pairs, widths + self.width, self.blocks.key * widths * bytes, resident)))
+        })
     }
 
     /// The kernel of the cotangents of keys and values, for a list of this number of pairs sorted by keys. The query
@@ -79,22 +78,25 @@ impl Attention {
         let results = [call.by_key("key_cotangent", self.width), call.by_key("value_cotangent", self.value_width)];
         let results = results.map(|window| call.program.output(window));
         let sums = [self.width, self.value_width].map(|width| call.program.scratch(&[self.blocks.key, width]));
-        let (step, element) = (Step::new(&call), call.element);
-        let written = call.program.write(|b, refs| {
-            let flags = step.flags(b, refs);
-            let is_first = step.at_head(b, refs, &flags, FIRST, 0);
-            b.when(&is_first, |b| sums.into_iter().for_each(|sum| clear(b, &refs[sum])));
-            Call::compute(self, b, &flags, |b, is_edge| {
-                let flows = step.flows(b, refs, given, is_edge);
-                let factors = [(flows.products, step.operands[0]), (flows.weights, given.cotangent)];
+        let bytes = self.dtype.byte_count();
+        let widths = self.width + self.value_width;
+        let resident = 2 * self.batch * self.kv_heads * self.keys * widths * bytes;
+        let cost = self.cost(pairs, 2 * widths, self.blocks.query * (widths * bytes + 8), resident);
+        call.program.write(cost, |b, refs| {
+            let flags = call.flags(b, refs);
+            let is_first = call.at_head(b, refs, &flags, FIRST, 0);
+            b.when(&is_first, |b| sums.into_iter().for_each(|sum| b.clear(&refs[sum])));
+            call.compute(b, &flags, |b, is_edge| {
+                let flows = call.flows(b, refs, given, is_edge);
+                let factors = [(flows.products, call.operands[0]), (flows.weights, given.cotangent)];
                 for (sum, (of_pair, other)) in sums.into_iter().zip(factors) {
                     let (other, so_far) = (b.load(&refs[other]), b.load(&refs[sum]));
-                    let of_pair = b.convert(&of_pair, element);
+                    let of_pair = b.convert(&of_pair, call.element);
                     let so_far = b.product(Product::Plain, &of_pair, &other, &so_far);
                     b.store(&so_far, &refs[sum]);
                 }
             });
-            let is_last = step.at_head(b, refs, &flags, LAST, self.group() - 1);
+            let is_last = call.at_head(b, refs, &flags, LAST, self.group() - 1);
             b.when(&is_last, |b| {
                 for ((sum, result), scale) in sums.into_iter().zip(results).zip([Some(self.scale), None]) {
                     let mut total = b.load(&refs[sum]);
@@ -102,24 +104,15 @@ impl Attention {
                         let scale = b.float(scale);
                         total = b.mul(&total, &scale);
                     }
-                    let total = b.convert(&total, element);
+                    let total = b.convert(&total, call.element);
                     b.store(&total, &refs[result]);
                 }
             });
-        })?;
-        let bytes = self.dtype.byte_count();
-        let widths = self.width + self.value_width;
-        let resident = 2 * self.batch * self.kv_heads * self.keys * widths * bytes;
-        Ok(Kernel::new(written, self.cost(pairs, 2 * widths, self.blocks.query * (widths * bytes + 8), resident)))
+        })
     }
 }
 
-fn clear(b: &mut Body, sum: &Value) {
-    let zero = b.full(0.0, sum.dims());
-    b.store(&zero, sum);
-}
-
-impl Step<'_> {
+impl Call<'_> {
     /// Whether a pair has a flag and the step is that of one head of the group.
     fn at_head(&self, b: &mut Body, refs: &Refs, flags: &Value, flag: i32, head: usize) -> Value {
         let has_flag = b.has_bits(flags, flag);

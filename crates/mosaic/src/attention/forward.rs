@@ -1,6 +1,6 @@
 //! The forward pass.
 
-use super::{Attention, Call, FIRST, LAST, LOWEST, Order, Step};
+use super::{Attention, Call, FIRST, LAST, LOWEST, Order};
 use crate::text::{Argument, Body, Element, Product, Reduction, Refs, Window};
 use crate::{Kernel, KernelError};
 
@@ -35,19 +35,18 @@ impl Attention {
             highest: call.program.scratch(&row),
             total: call.program.scratch(&row),
         };
-        let (step, element) = (Step::new(&call), call.element);
-        let written = call.program.write(|b, refs| {
-            let flags = step.flags(b, refs);
-            let is_first = b.has_bits(&flags, FIRST);
-            b.when(&is_first, |b| step.start(b, refs, sums, sinks));
-            Call::compute(self, b, &flags, |b, is_edge| step.add(b, refs, sums, is_edge));
-            let is_last = b.has_bits(&flags, LAST);
-            b.when(&is_last, |b| finish(b, refs, sums, [mixed, log_total], element));
-        })?;
         let bytes = self.dtype.byte_count();
         let widths = self.width + self.value_width;
         let resident = self.batch * self.heads * self.queries * (widths * bytes + 4);
-        Ok(Kernel::new(written, self.cost(pairs, widths, self.blocks.key * widths * bytes, resident)))
+        let cost = self.cost(pairs, widths, self.blocks.key * widths * bytes, resident);
+        call.program.write(cost, |b, refs| {
+            let flags = call.flags(b, refs);
+            let is_first = b.has_bits(&flags, FIRST);
+            b.when(&is_first, |b| call.start(b, refs, sums, sinks));
+            call.compute(b, &flags, |b, is_edge| call.add(b, refs, sums, is_edge));
+            let is_last = b.has_bits(&flags, LAST);
+            b.when(&is_last, |b| finish(b, refs, sums, [mixed, log_total], call.element));
+        })
     }
 }
 
@@ -60,7 +59,7 @@ fn sink_window(call: &Call<'_>) -> Window {
     })
 }
 
-impl Step<'_> {
+impl Call<'_> {
     /// Nothing is mixed yet. A sink is a score that has been seen.
     fn start(&self, b: &mut Body, refs: &Refs, sums: Sums, sinks: Option<Argument>) {
         let row = [1, self.of.blocks.query];
@@ -71,8 +70,7 @@ impl Step<'_> {
             }
             None => (b.full(LOWEST, &row), b.full(0.0, &row)),
         };
-        let mixed = b.full(0.0, refs[sums.mixed].dims());
-        b.store(&mixed, &refs[sums.mixed]);
+        b.clear(&refs[sums.mixed]);
         b.store(&highest, &refs[sums.highest]);
         b.store(&total, &refs[sums.total]);
     }

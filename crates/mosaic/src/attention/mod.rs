@@ -168,26 +168,18 @@ impl Attention {
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(KernelError::Heads { heads: self.heads, kv_heads: self.kv_heads });
         }
-        let range =
-            |what, actual: f32, expected| Err(KernelError::Range { what, actual: actual.to_string(), expected });
-        match self.softcap {
-            Some(cap) if !(cap > 0.0 && cap.is_finite()) => return range("the softcap", cap, "greater than 0"),
-            _ if !self.scale.is_finite() => return range("the scale", self.scale, "finite"),
-            _ => {}
+        let range = |what, actual: String, expected| Err(KernelError::Range { what, actual, expected });
+        match (self.softcap, self.window) {
+            (Some(cap), _) if !(cap > 0.0 && cap.is_finite()) => {
+                range("the softcap", cap.to_string(), "greater than 0")
+            }
+            _ if !self.scale.is_finite() => range("the scale", self.scale.to_string(), "finite"),
+            (_, Some(window)) if window == 0 || i32::try_from(window).is_err() => {
+                range("the window", window.to_string(), "from 1 to 2^31 - 1")
+            }
+            _ if self.blocks.query == 0 || self.blocks.key == 0 => range("a block", "0".into(), "at least 1"),
+            _ => Ok(()),
         }
-        if self.window.is_some_and(|window| window == 0 || i32::try_from(window).is_err()) {
-            let actual = self.window.unwrap_or_default().to_string();
-            return Err(KernelError::Range { what: "the window", actual, expected: "from 1 to 2^31 - 1" });
-        }
-        if self.blocks.query == 0 || self.blocks.key == 0 {
-            return Err(KernelError::Range { what: "a block", actual: "0".into(), expected: "at least 1" });
-        }
-        Ok(())
-    }
-
-    /// Whether places hide anything.
-    const fn has_places(&self) -> bool {
-        self.causal || self.window.is_some()
     }
 
     /// The cost of a kernel that computes `products` numbers for each score, and fetches `fetched` bytes for each pair.
@@ -224,16 +216,16 @@ impl Axes {
     }
 }
 
-/// A kernel of attention while it is put together: what all of them have.
+/// A kernel of attention: what all of them have.
 struct Call<'a> {
     of: &'a Attention,
     element: Element,
     axes: Axes,
     program: Program,
     lists: Lists,
-    query: Argument,
-    key: Argument,
-    value: Argument,
+    /// Queries, keys and values.
+    operands: Vec<Argument>,
+    /// The segments of queries and of keys.
     segments: Option<[Argument; 2]>,
     places: Option<[Argument; 2]>,
 }
@@ -285,23 +277,52 @@ impl<'a> Call<'a> {
                 [program.scalars("query_start", counts[0]), program.scalars("key_start", counts[1])]
             }),
         };
-        let query = program.input(by_query(of, axes, lists, "query", element, of.width));
-        let key = program.input(by_key(of, axes, lists, "key", element, of.width));
-        let value = program.input(by_key(of, axes, lists, "value", element, of.value_width));
-        let mut of_tokens = |names| token_windows(of, axes, lists, names).map(|window| program.input(window));
-        let segments = of.segments.then(|| of_tokens(["query_segments", "key_segments"]));
-        let places = of.places.then(|| of_tokens(["query_places", "key_places"]));
-        Ok(Call { of, element, axes, program, lists, query, key, value, segments, places })
+        let (operands, segments, places) = (Vec::new(), None, None);
+        let mut call = Call { of, element, axes, program, lists, operands, segments, places };
+        let (query, key) = (call.by_query("query", of.width), call.by_key("key", of.width));
+        for window in [query, key, call.by_key("value", of.value_width)] {
+            call.operands.push(call.program.input(window));
+        }
+        call.segments = of.segments.then(|| call.of_tokens(["query_segments", "key_segments"]));
+        call.places = of.places.then(|| call.of_tokens(["query_places", "key_places"]));
+        Ok(call)
     }
 
     /// A window on an array of queries.
     fn by_query(&self, name: &'static str, width: usize) -> Window {
-        by_query(self.of, self.axes, self.lists, name, self.element, width)
+        let (of, axes, list) = (self.of, self.axes, self.lists.query_block);
+        let (dims, block) = ([of.batch, of.heads, of.queries, width], [1, 1, of.blocks.query, width]);
+        Window::new(name, self.element, &dims, &block, move |b, grid| {
+            let (head, block, zero) = (axes.head(b, grid), axes.block(b, grid, list), b.int(0));
+            vec![grid.axes[0].clone(), head, block, zero]
+        })
     }
 
     /// A window on an array of keys.
     fn by_key(&self, name: &'static str, width: usize) -> Window {
-        by_key(self.of, self.axes, self.lists, name, self.element, width)
+        let (of, axes, list) = (self.of, self.axes, self.lists.key_block);
+        let (dims, block) = ([of.batch, of.kv_heads, of.keys, width], [1, 1, of.blocks.key, width]);
+        Window::new(name, self.element, &dims, &block, move |b, grid| {
+            let (block, zero) = (axes.block(b, grid, list), b.int(0));
+            vec![grid.axes[0].clone(), grid.axes[1].clone(), block, zero]
+        })
+    }
+
+    /// Inputs of a number for each token: of queries a row, and of keys a column, so they meet as the scores do.
+    fn of_tokens(&mut self, names: [&'static str; 2]) -> [Argument; 2] {
+        let (of, axes, lists) = (self.of, self.axes, self.lists);
+        let (query, key) = ([1, 1, of.blocks.query], [1, of.blocks.key, 1]);
+        let windows = [
+            Window::new(names[0], Element::I32, &[of.batch, 1, of.queries], &query, move |b, grid| {
+                let (block, zero) = (axes.block(b, grid, lists.query_block), b.int(0));
+                vec![grid.axes[0].clone(), zero, block]
+            }),
+            Window::new(names[1], Element::I32, &[of.batch, of.keys, 1], &key, move |b, grid| {
+                let (block, zero) = (axes.block(b, grid, lists.key_block), b.int(0));
+                vec![grid.axes[0].clone(), block, zero]
+            }),
+        ];
+        windows.map(|window| self.program.input(window))
     }
 
     /// A window on a number for each query of each head, `f32[batch, heads, 1, queries]`.
@@ -315,10 +336,11 @@ impl<'a> Call<'a> {
     }
 
     /// Runs `step` for a pair in which there is something to see. Places are compared only where they matter.
-    fn compute(of: &Attention, b: &mut Body, flags: &Value, step: impl Fn(&mut Body, bool)) {
+    fn compute(&self, b: &mut Body, flags: &Value, step: impl Fn(&mut Body, bool)) {
         let is_seen = b.has_bits(flags, COMPUTE);
         b.when(&is_seen, |b| {
-            if !of.has_places() {
+            // Nothing is hidden.
+            if !self.of.causal && self.of.window.is_none() {
                 return step(b, false);
             }
             let (bits, none) = (b.int(EDGE), b.int(0));
@@ -328,25 +350,6 @@ impl<'a> Call<'a> {
             let is_inner = b.compare(Comparison::Equal, &edge, &none);
             b.when(&is_inner, |b| step(b, false));
         });
-    }
-}
-
-/// The parts of a call that a body needs, when the program is being written.
-#[derive(Clone, Copy)]
-struct Step<'a> {
-    of: &'a Attention,
-    axes: Axes,
-    lists: Lists,
-    operands: [Argument; 3],
-    segments: Option<[Argument; 2]>,
-    places: Option<[Argument; 2]>,
-}
-
-impl<'a> Step<'a> {
-    fn new(call: &Call<'a>) -> Step<'a> {
-        let operands = [call.query, call.key, call.value];
-        let Call { of, axes, lists, segments, places, .. } = *call;
-        Step { of, axes, lists, operands, segments, places }
     }
 
     fn dims(&self) -> [usize; 2] {
@@ -422,35 +425,4 @@ impl<'a> Step<'a> {
         let within = b.sub(&query, &key);
         apart.map_or_else(|| within.clone(), |apart| b.add(&within, &apart))
     }
-}
-
-fn by_query(of: &Attention, axes: Axes, lists: Lists, name: &'static str, element: Element, width: usize) -> Window {
-    let (dims, block) = ([of.batch, of.heads, of.queries, width], [1, 1, of.blocks.query, width]);
-    Window::new(name, element, &dims, &block, move |b, grid| {
-        let (head, block, zero) = (axes.head(b, grid), axes.block(b, grid, lists.query_block), b.int(0));
-        vec![grid.axes[0].clone(), head, block, zero]
-    })
-}
-
-fn by_key(of: &Attention, axes: Axes, lists: Lists, name: &'static str, element: Element, width: usize) -> Window {
-    let (dims, block) = ([of.batch, of.kv_heads, of.keys, width], [1, 1, of.blocks.key, width]);
-    Window::new(name, element, &dims, &block, move |b, grid| {
-        let (block, zero) = (axes.block(b, grid, lists.key_block), b.int(0));
-        vec![grid.axes[0].clone(), grid.axes[1].clone(), block, zero]
-    })
-}
-
-/// Windows on a number for each token: of queries a row, and of keys a column, so they meet as the scores do.
-fn token_windows(of: &Attention, axes: Axes, lists: Lists, names: [&'static str; 2]) -> [Window; 2] {
-    let (query, key) = (of.blocks.query, of.blocks.key);
-    [
-        Window::new(names[0], Element::I32, &[of.batch, 1, of.queries], &[1, 1, query], move |b, grid| {
-            let (block, zero) = (axes.block(b, grid, lists.query_block), b.int(0));
-            vec![grid.axes[0].clone(), zero, block]
-        }),
-        Window::new(names[1], Element::I32, &[of.batch, of.keys, 1], &[1, key, 1], move |b, grid| {
-            let (block, zero) = (axes.block(b, grid, lists.key_block), b.int(0));
-            vec![grid.axes[0].clone(), block, zero]
-        }),
-    ]
 }

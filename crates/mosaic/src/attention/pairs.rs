@@ -49,23 +49,6 @@ impl Pairs {
         self.key_block.push(key as i32);
         self.flags.push(flags);
     }
-
-    /// Adds pairs that do nothing until there are `count`: what devices with different lists need.
-    ///
-    /// # Errors
-    /// [`KernelError::Count`] if there are more already, or none.
-    pub fn pad(&mut self, count: usize) -> Result<(), KernelError> {
-        let (Some(&query), Some(&key)) = (self.query_block.last(), self.key_block.last()) else {
-            return Err(KernelError::Count { what: "a list of pairs", actual: 0, expected: count });
-        };
-        if self.len() > count {
-            return Err(KernelError::Count { what: "a list of pairs", actual: self.len(), expected: count });
-        }
-        self.query_block.resize(count, query);
-        self.key_block.resize(count, key);
-        self.flags.resize(count, 0);
-        Ok(())
-    }
 }
 
 impl Attention {

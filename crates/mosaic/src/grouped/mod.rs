@@ -7,8 +7,7 @@
 //! A kernel goes through a list of visits, in scalar memory: a block of rows and a group, with the rows from `start` to
 //! `end` that the group has, in this block or others. The list is an operand, and so is the number of its visits that
 //! count. So it may be computed on the device from the sizes of the groups; [`Grouped::visit_count`] is a length that
-//! is enough for all sizes. [`Grouped::row_visits`] and [`Grouped::group_visits`] make it on the host. The rest of the
-//! list is not read.
+//! is enough for all sizes. The rest of the list is not read.
 //!
 //! | flag | [`Grouped::by_rows`] | [`Grouped::by_groups`] |
 //! |---|---|---|
@@ -38,16 +37,19 @@
 //!
 //! Source: Gale et al., "MegaBlocks", arXiv 2211.15841.
 
-mod visits;
-
 use meshloom_hlo::DType;
 
 use crate::text::{
-    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window, Written,
+    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window,
 };
 use crate::{Cost, Kernel, KernelError};
 
-pub use visits::{COMPUTE, FIRST, LAST, Visits};
+/// Flag of the first visit of what the list is sorted by.
+pub const FIRST: i32 = 1;
+/// Flag of the last visit of what the list is sorted by.
+pub const LAST: i32 = 2;
+/// Flag of a visit in which there is something to compute.
+pub const COMPUTE: i32 = 4;
 
 /// The sizes of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,20 +149,19 @@ impl Grouped {
     /// The longest list of visits that scalar memory holds.
     pub const MOST_VISITS: usize = SCALAR_LIMIT / 5;
 
+    /// A length of lists that is enough for groups of any sizes.
+    pub fn visit_count(&self) -> usize {
+        // Each end of a group inside a block makes that block one more visit; rows of no group may stand at both ends.
+        self.rows / self.blocks.rows.max(1) + self.groups + 1
+    }
+
     fn check(&self) -> Result<(), KernelError> {
         let Blocks { rows, inner, columns } = self.blocks;
         if self.groups == 0 || [rows, inner, columns].contains(&0) {
             let what = if self.groups == 0 { "the number of groups" } else { "a block" };
             return Err(KernelError::Range { what, actual: "0".into(), expected: "at least 1" });
         }
-        let operands =
-            [("lhs", [self.rows, self.inner], [rows, inner]), ("columns", [self.rows, self.columns], [rows, columns])];
-        match operands.into_iter().find(|(_, dims, block)| dims.iter().zip(block).any(|(n, b)| n % b != 0)) {
-            Some((operand, dims, block)) => {
-                Err(KernelError::Blocks { operand, dims: dims.to_vec(), block: block.to_vec() })
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The kernel of `[rows, inner] x [groups, inner, columns] -> [rows, columns]`: each row times the matrix of its
@@ -189,19 +190,16 @@ impl Grouped {
         let result = program.output(result);
         let sum = program.scratch(&[rows, columns]);
         let product = if transposed { Product::RightTransposed } else { Product::Plain };
-        let written = program.write(|b, refs| {
+        let fetched = column_blocks * visits * (rows * self.inner + self.inner * columns);
+        program.write(self.cost(fetched, self.rows * self.columns), |b, refs| {
             let flags = b.scalar(&refs[lists.flags], &refs.grid.axes[1]);
             let is_start = at(b, refs, 2, 0);
             let is_first = b.has_bits(&flags, FIRST);
             let clears = b.and(&is_first, &is_start);
-            b.when(&clears, |b| {
-                let zero = b.full(0.0, &[rows, columns]);
-                let zero = b.convert(&zero, element);
-                b.store(&zero, &refs[result]);
-            });
+            b.when(&clears, |b| b.clear(&refs[result]));
             let computes = b.has_bits(&flags, COMPUTE);
             b.when(&computes, |b| {
-                b.when(&is_start, |b| clear(b, &refs[sum]));
+                b.when(&is_start, |b| b.clear(&refs[sum]));
                 let (left, matrix, so_far) = (b.load(&refs[lhs]), b.load(&refs[matrices]), b.load(&refs[sum]));
                 let so_far = b.product(product, &left, &matrix, &so_far);
                 b.store(&so_far, &refs[sum]);
@@ -215,9 +213,7 @@ impl Grouped {
                     b.store(&both, &refs[result]);
                 });
             });
-        })?;
-        let fetched = column_blocks * visits * (rows * self.inner + self.inner * columns);
-        Ok(self.kernel(written, fetched, self.rows * self.columns))
+        })
     }
 
     /// The kernel of `[rows, inner], [rows, columns] -> [groups, inner, columns]`: for each group, the sum of the outer
@@ -240,10 +236,11 @@ impl Grouped {
         let result = window("result", element, &dims, &[1, inner, columns], &[group, of_inner, column]);
         let result = program.output(result);
         let sum = program.scratch(&[inner, columns]);
-        let written = program.write(|b, refs| {
+        let fetched = inner_blocks * column_blocks * visits * rows * (inner + columns);
+        program.write(self.cost(fetched, self.groups * self.inner * self.columns), |b, refs| {
             let flags = b.scalar(&refs[lists.flags], &refs.grid.axes[2]);
             let is_first = b.has_bits(&flags, FIRST);
-            b.when(&is_first, |b| clear(b, &refs[sum]));
+            b.when(&is_first, |b| b.clear(&refs[sum]));
             let computes = b.has_bits(&flags, COMPUTE);
             b.when(&computes, |b| {
                 let left = self.only_own(b, refs, lists, lhs, inner);
@@ -258,9 +255,7 @@ impl Grouped {
                 let total = b.convert(&total, element);
                 b.store(&total, &refs[result]);
             });
-        })?;
-        let fetched = inner_blocks * column_blocks * visits * rows * (inner + columns);
-        Ok(self.kernel(written, fetched, self.groups * self.inner * self.columns))
+        })
     }
 
     /// The rows of a block that belong to the visit's group, as `i1[rows, width]`. `axis` is the grid's axis of visits.
@@ -286,11 +281,11 @@ impl Grouped {
         b.convert(&own, block.element())
     }
 
-    /// The kernel with its cost: `fetched` and `stored` count elements.
-    fn kernel(&self, written: Written, fetched: usize, stored: usize) -> Kernel {
+    /// The cost of a kernel that fetches and stores these numbers of elements.
+    fn cost(&self, fetched: usize, stored: usize) -> Cost {
         let flops = 2 * (self.rows * self.inner) as u64 * self.columns as u64;
         let bytes = ((fetched + stored) * self.dtype.byte_count()) as u64;
-        Kernel::new(written, Cost { flops, transcendentals: 0, bytes })
+        Cost { flops, transcendentals: 0, bytes }
     }
 }
 
@@ -298,9 +293,4 @@ impl Grouped {
 fn at(b: &mut Body, refs: &Refs, axis: usize, index: usize) -> Value {
     let index = b.int(index as i32);
     b.compare(Comparison::Equal, &refs.grid.axes[axis], &index)
-}
-
-fn clear(b: &mut Body, sum: &Value) {
-    let zero = b.full(0.0, sum.dims());
-    b.store(&zero, sum);
 }

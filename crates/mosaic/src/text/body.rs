@@ -90,13 +90,11 @@ pub struct Body {
 }
 
 impl Body {
-    /// A new argument.
     pub(super) fn argument(&mut self, ty: Type) -> Value {
         self.count += 1;
         Value { id: self.count - 1, ty }
     }
 
-    /// The text, complete.
     pub(super) fn into_text(self) -> String {
         self.text
     }
@@ -212,6 +210,13 @@ impl Body {
         self.write("tpu.vector_store", &operands, &sizes, None);
     }
 
+    /// Overwrites a whole block by zeros.
+    pub fn clear(&mut self, memory: &Value) {
+        let zero = self.full(0.0, memory.dims());
+        let zero = self.convert(&zero, memory.element());
+        self.store(&zero, memory);
+    }
+
     /// As many indices 0.
     fn zeros(&mut self, count: usize) -> Vec<Value> {
         let zero = match &self.zero {
@@ -299,14 +304,6 @@ impl Body {
             _ => Type::Scalar(Element::I1),
         };
         self.op("arith.cmpi", &[&a, &b], &format!("predicate = {} : i64", comparison as i32), ty)
-    }
-
-    /// Whether an `f32` is greater than another; false for NaN.
-    pub fn exceeds(&mut self, a: &Value, b: &Value) -> Value {
-        let (a, b) = self.level(a, b);
-        self.check(a.ty == b.ty && a.element() == Element::F32, || format!("comparison of {} and {}", a.ty, b.ty));
-        let ty = Type::Vector(Element::I1, a.dims().into());
-        self.op("arith.cmpf", &[&a, &b], "predicate = 2 : i64", ty)
     }
 
     /// `a` where `condition` holds, else `b`; all are broadcast to the condition.

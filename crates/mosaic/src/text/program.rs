@@ -7,7 +7,7 @@ use std::ops;
 use meshloom_hlo::{Dims, TensorType};
 
 use super::{Body, Element, Space, Type, VERSION, Value};
-use crate::KernelError;
+use crate::{Cost, Kernel, KernelError, Operand};
 
 /// The most numbers that scalar memory holds for a kernel: 1 MiB, less what libtpu keeps there.
 pub(crate) const SCALAR_LIMIT: usize = 250_000;
@@ -33,7 +33,6 @@ impl Axis {
         }
     }
 
-    /// The bound in the text.
     const fn bound(self) -> i64 {
         match self {
             Axis::Parallel(size) | Axis::Sequential(size) => size as i64,
@@ -154,40 +153,17 @@ impl fmt::Debug for Window {
     }
 }
 
-/// Memory that keeps its contents from step to step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scratch(pub Element, pub Dims);
-
 /// A kernel without its body. The order of operands is: the counts of [`Axis::Counted`], each `s32[]`, then scalars,
 /// then inputs, each in the order in which they were added.
 #[derive(Debug)]
 pub struct Program {
     name: &'static str,
     grid: Vec<Axis>,
-    scalars: Vec<(&'static str, Element, usize)>,
+    scalars: Vec<(&'static str, usize)>,
     inputs: Vec<Window>,
     outputs: Vec<Window>,
-    scratch: Vec<Scratch>,
-}
-
-/// An operand of the custom call that runs a kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Operand {
-    /// The name, for messages.
-    pub name: &'static str,
-    /// The type, row-major.
-    pub ty: TensorType,
-}
-
-/// A kernel that has been written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Written {
-    /// The module.
-    pub text: String,
-    /// The operands of the call.
-    pub operands: Vec<Operand>,
-    /// The types of the call's results.
-    pub results: Vec<TensorType>,
+    /// The dimensions of memory that keeps its contents from step to step.
+    scratch: Vec<Dims>,
 }
 
 impl Program {
@@ -198,7 +174,7 @@ impl Program {
 
     /// Adds an operand of numbers that lie in scalar memory before the first step.
     pub fn scalars(&mut self, name: &'static str, count: usize) -> Argument {
-        self.scalars.push((name, Element::I32, count));
+        self.scalars.push((name, count));
         Argument { role: Role::Scalars, index: self.scalars.len() - 1 }
     }
 
@@ -216,17 +192,17 @@ impl Program {
 
     /// Adds `f32` scratch memory.
     pub fn scratch(&mut self, dims: &[usize]) -> Argument {
-        self.scratch.push(Scratch(Element::F32, dims.into()));
+        self.scratch.push(dims.into());
         Argument { role: Role::Scratch, index: self.scratch.len() - 1 }
     }
 
-    /// Writes the module.
+    /// Writes the kernel, whose cost is known.
     ///
     /// # Errors
     /// [`KernelError::Blocks`] and [`KernelError::Tiles`] where blocks do not fit arrays or the chip,
     /// [`KernelError::Scalars`] if scalar memory is too small, [`KernelError::Empty`] for a grid without steps, and
     /// [`KernelError::Body`] for a mistake in a body.
-    pub fn write(&self, body: impl FnOnce(&mut Body, &Refs)) -> Result<Written, KernelError> {
+    pub fn write(&self, cost: Cost, body: impl FnOnce(&mut Body, &Refs)) -> Result<Kernel, KernelError> {
         self.check()?;
         let mut types = BTreeMap::new();
         let mut functions = self.kernel(body, &mut types)?;
@@ -243,17 +219,18 @@ impl Program {
         );
         let counted = self.grid.iter().filter(|axis| matches!(axis, Axis::Counted(_)));
         let counts = counted.map(|_| ("count", Element::I32, Dims::new()));
-        let scalars = self.scalars.iter().map(|(name, element, count)| (*name, *element, Dims::from_slice(&[*count])));
+        let scalars = self.scalars.iter().map(|&(name, count)| (name, Element::I32, Dims::from_slice(&[count])));
         let inputs = self.inputs.iter().map(|window| (window.name, window.element, window.dims.clone()));
         let operands = counts
             .chain(scalars)
             .chain(inputs)
             .map(|(name, element, dims)| Ok(Operand { name, ty: tensor(element, dims)? }));
         let results = self.outputs.iter().map(|window| tensor(window.element, window.dims.clone()));
-        Ok(Written {
+        Ok(Kernel {
             text,
             operands: operands.collect::<Result<_, KernelError>>()?,
             results: results.collect::<Result<_, _>>()?,
+            cost,
         })
     }
 
@@ -262,21 +239,21 @@ impl Program {
     }
 
     fn check(&self) -> Result<(), KernelError> {
+        self.windows().try_for_each(Window::check)?;
         if self.grid.iter().any(|axis| axis.size() == 0) {
             return Err(KernelError::Empty { kernel: self.name });
         }
-        let count = self.scalars.iter().map(|(.., count)| count).sum();
+        let count = self.scalars.iter().map(|(_, count)| count).sum();
         if count > SCALAR_LIMIT {
             return Err(KernelError::Scalars { kernel: self.name, count, limit: SCALAR_LIMIT });
         }
-        self.windows().try_for_each(Window::check)
+        Ok(())
     }
 
     fn arguments(&self, body: &mut Body) -> Grid {
         let axes = self.grid.iter().map(|_| body.argument(Type::Scalar(Element::I32))).collect();
-        let memref =
-            |&(_, element, count): &(_, Element, usize)| Type::Memref(element, [count].as_slice().into(), Space::Smem);
-        let scalars = self.scalars.iter().map(|scalars| body.argument(memref(scalars))).collect();
+        let memref = |count| Type::Memref(Element::I32, Dims::from_slice(&[count]), Space::Smem);
+        let scalars = self.scalars.iter().map(|&(_, count)| body.argument(memref(count))).collect();
         Grid { axes, scalars }
     }
 
@@ -289,8 +266,8 @@ impl Program {
         let grid = self.arguments(&mut body);
         let mut blocks = |windows: &[Window]| windows.iter().map(|window| body.argument(window.memref())).collect();
         let (inputs, outputs): (Vec<Value>, Vec<Value>) = (blocks(&self.inputs), blocks(&self.outputs));
-        let memref = |scratch: &Scratch| Type::Memref(scratch.0, scratch.1.clone(), Space::Vmem);
-        let scratch = self.scratch.iter().map(|scratch| body.argument(memref(scratch))).collect();
+        let memref = |dims: &Dims| Type::Memref(Element::F32, dims.clone(), Space::Vmem);
+        let scratch = self.scratch.iter().map(|dims| body.argument(memref(dims))).collect();
         let refs = Refs { grid, blocks: [inputs, outputs, scratch] };
         body.begin();
         write(&mut body, &refs);
