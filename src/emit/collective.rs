@@ -2,7 +2,6 @@
 
 use meshloom_hlo::proto::{self, HloInstructionProto};
 
-use super::crossing::combine;
 use super::node::NodeEmitter;
 use crate::ir::{DType, TensorType};
 use crate::ops::{
@@ -79,9 +78,9 @@ impl EmitCollectives for NodeEmitter<'_> {
     /// several are laid side by side.
     fn all_reduce(&mut self, group: &Group, kind: ReduceKind) {
         if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::AllReduce(combine(kind)), 0);
+            return self.emit_crossing(group, CrossingKind::AllReduce(kind), 0);
         }
-        let combiner = self.combiner(kind.combiner().name(), self.operand_type(0).dtype);
+        let combiner = self.combiner(kind.name(), self.operand_type(0).dtype);
         self.emit_reduction("all-reduce", group, combiner, None);
     }
 
@@ -150,9 +149,9 @@ impl EmitCollectives for NodeEmitter<'_> {
     /// [`ReduceScatter::packed_columns`] says. One alone gets its [form](ReduceScatter::form_of_one).
     fn reduce_scatter(&mut self, group: &Group, dim: usize) {
         if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::ReduceScatter(combine(ReduceKind::Sum)), dim);
+            return self.emit_crossing(group, CrossingKind::ReduceScatter(ReduceKind::Sum), dim);
         }
-        let combiner = self.combiner(ReduceKind::Sum.combiner().name(), self.operand_type(0).dtype);
+        let combiner = self.combiner(ReduceKind::Sum.name(), self.operand_type(0).dtype);
         let &[operand] = &self.operand_ids()[..] else {
             return self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
         };

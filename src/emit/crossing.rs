@@ -1,12 +1,12 @@
 //! Collectives between processes, as custom calls ([`meshloom_hlo::crossing`]): for plugins that have none.
 
-use meshloom_hlo::crossing::{Combine, Crossing, CrossingKind, TARGET};
+use meshloom_hlo::crossing::{Crossing, CrossingKind, TARGET};
 use meshloom_hlo::{proto, shape};
 
 use super::Emitter;
 use super::node::NodeEmitter;
 use crate::ir::{DType, Graph, TensorType};
-use crate::ops::{Devices, EmitContext, Group, InstructionId, Op, ReduceKind};
+use crate::ops::{Devices, EmitContext, Group, InstructionId, Op};
 
 impl Emitter {
     /// Whether the devices of a group lie in several processes.
@@ -114,17 +114,5 @@ impl NodeEmitter<'_> {
         let place = self.element(call, received.len(), &place_type);
         self.emitter.set_place(Some(place));
         received.iter().enumerate().map(|(index, ty)| self.element(call, index, ty)).collect()
-    }
-}
-
-/// How a reduction combines two elements.
-pub(super) fn combine(kind: ReduceKind) -> Combine {
-    match kind {
-        ReduceKind::And => Combine::And,
-        ReduceKind::Max => Combine::Maximum,
-        ReduceKind::Min => Combine::Minimum,
-        ReduceKind::Or => Combine::Or,
-        ReduceKind::Prod => Combine::Multiply,
-        ReduceKind::Sum => Combine::Add,
     }
 }

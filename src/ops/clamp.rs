@@ -60,9 +60,8 @@ impl Primitive for Clamp {
         Ok(one(ty.clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::ELEMENTWISE.zero_of(Operands::All)
-    }
+    rules!(facts = Facts::ELEMENTWISE.zero_of(Operands::All));
+    rules!(factors: pointwise, partition: unchanged);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -102,8 +101,6 @@ impl Primitive for Clamp {
         Ok(())
     }
 
-    rules!(factors: pointwise);
-
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let x = context.aligned(OPERAND)?;
         let dims = context.builder.ty(x).dims.clone();
@@ -124,8 +121,6 @@ impl Primitive for Clamp {
         context.push_result(result, true);
         Ok(())
     }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         // HLO's clamp takes scalars for bounds, but XLA's CPU backend fails to compile one that stands alone.

@@ -232,7 +232,7 @@ impl Primitive for Convolution {
         Ok(one(TensorType { dtype: self.dtype, dims }))
     }
 
-    rules!(facts: PRODUCT);
+    rules!(facts: PRODUCT, jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -253,8 +253,6 @@ impl Primitive for Convolution {
         }
         Ok(())
     }
-
-    rules!(jvp: linear);
 
     /// Space is not split: windows overlap.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {

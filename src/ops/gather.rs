@@ -308,7 +308,7 @@ impl Primitive for Gather {
         Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.updates_dims(&batch, &window)? }))
     }
 
-    rules!(facts: MOVEMENT);
+    rules!(facts: MOVEMENT, jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -327,8 +327,6 @@ impl Primitive for Gather {
         context.set(0, gradient);
         Ok(())
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (operand, indices) = (operands[0], operands[1]);
@@ -425,29 +423,27 @@ impl Gather {
     }
 }
 
-/// The way in which [`Scatter`] combines an update with the element in its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ScatterKind {
-    /// Adds; duplicates add up.
-    Add,
-    /// Keeps the larger; NaN if either is.
-    Max,
-    /// Keeps the smaller; NaN if either is.
-    Min,
-    /// Multiplies; duplicates multiply up.
-    Multiply,
-    /// Replaces; of duplicates, one is kept, and which one is the backend's choice.
-    Set,
+meshloom_hlo::words! {
+    /// The way in which [`Scatter`] combines an update with the element in its place.
+    #[derive(PartialOrd, Ord)]
+    pub enum ScatterKind {
+        /// Adds; duplicates add up.
+        Add = "scatter-add",
+        /// Keeps the larger; NaN if either is.
+        Max = "scatter-max",
+        /// Keeps the smaller; NaN if either is.
+        Min = "scatter-min",
+        /// Multiplies; duplicates multiply up.
+        Multiply = "scatter-multiply",
+        /// Replaces; of duplicates, one is kept, and which one is the backend's choice.
+        Set = "scatter-set",
+    }
 }
 
 impl ScatterKind {
-    /// Every kind.
-    pub const ALL: [ScatterKind; 5] =
-        [ScatterKind::Add, ScatterKind::Max, ScatterKind::Min, ScatterKind::Multiply, ScatterKind::Set];
-
     /// The elementwise op that combines an element with an update; `None` where the update replaces it.
     pub fn combiner(self) -> Option<BinaryKind> {
-        self.reduction().map(ReduceKind::combiner)
+        self.reduction().map(BinaryKind::from)
     }
 
     const fn reduction(self) -> Option<ReduceKind> {
@@ -478,13 +474,11 @@ pub struct Scatter {
     pub promise: IndexPromise,
 }
 
-crate::ir::op_text!(Scatter = ScatterKind {
-    Add = "scatter-add",
-    Max = "scatter-max",
-    Min = "scatter-min",
-    Multiply = "scatter-multiply",
-    Set = "scatter-set",
-} => { kind, dims: several, promise: several });
+crate::ir::op_text!(Scatter = name of ScatterKind::ALL, |kind| kind.name() => {
+    kind,
+    dims: several,
+    promise: several,
+});
 
 impl Scatter {
     /// Returns how updates fold into the operand, if no dimension is indexed and each update covers the whole operand.
@@ -626,7 +620,7 @@ impl Primitive for Scatter {
             let rows = complement(&self.dims.offset_dims, context.operand_type(2).rank());
             let update = context.builder.reduce(kind, &rows, context.operand(2))?;
             let update = context.builder.reshape(update, &context.operand_dims(0))?;
-            let result = context.builder.binary(kind.combiner(), context.operand(0), update)?;
+            let result = context.builder.binary(kind.into(), context.operand(0), update)?;
             context.push_result(result);
             return Ok(());
         }

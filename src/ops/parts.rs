@@ -55,29 +55,20 @@ impl Stretch {
 impl PartitionContext<'_> {
     /// The position in the whole at which this device's part of a dimension begins, if each part has `size` elements: a
     /// scalar `s32`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn part_start(&mut self, axes: &[MeshAxis], size: usize) -> Result<Value, OpError> {
+    pub(crate) fn part_start(&mut self, axes: &[MeshAxis], size: usize) -> Result<Value, OpError> {
         let rank = self.rank(axes)?;
         self.builder.scale(rank, size as f64)
     }
 
     /// This device's rank along some axes: a scalar `s32`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
+    pub(crate) fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
         let group = self.group(axes);
         self.builder.push1(AxisIndex { group }, &[])
     }
 
     /// The global positions (`s32`) of this device's part of a dimension that is split over `axes`, along that
     /// dimension of `dims`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn positions(&mut self, dims: &[usize], dim: usize, axes: &[MeshAxis]) -> Result<Value, OpError> {
+    pub(crate) fn positions(&mut self, dims: &[usize], dim: usize, axes: &[MeshAxis]) -> Result<Value, OpError> {
         let ty = TensorType::new(DType::S32, dims);
         let local = self.builder.push1(Iota { ty, axis: dim }, &[])?;
         if axes.is_empty() {
@@ -89,10 +80,7 @@ impl PartitionContext<'_> {
     }
 
     /// `value` where `low <= positions < high`, else `other`; all of the same dimensions, `positions` of type `s32`.
-    ///
-    /// # Errors
-    /// The operands do not have the same dimensions.
-    pub fn select_range(
+    pub(crate) fn select_range(
         &mut self,
         positions: Value,
         range: std::ops::Range<i64>,
@@ -104,10 +92,7 @@ impl PartitionContext<'_> {
     }
 
     /// Whether `low <= positions < high`.
-    ///
-    /// # Errors
-    /// The positions are no numbers.
-    pub fn in_range(&mut self, positions: Value, range: std::ops::Range<i64>) -> Result<Value, OpError> {
+    pub(crate) fn in_range(&mut self, positions: Value, range: std::ops::Range<i64>) -> Result<Value, OpError> {
         let low = self.builder.splat_like(positions, range.start as f64);
         let high = self.builder.splat_like(positions, range.end as f64);
         let above = self.builder.compare(Direction::Ge, positions, low)?;
@@ -116,10 +101,7 @@ impl PartitionContext<'_> {
     }
 
     /// This device's stretch of dimension `dim` of `value`, which is split over `axes`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn stretch(&mut self, value: Value, dim: usize, axes: &Axes, stretch: Stretch) -> Result<Value, OpError> {
+    pub(crate) fn stretch(&mut self, value: Value, dim: usize, axes: &Axes, stretch: Stretch) -> Result<Value, OpError> {
         let part = self.builder.ty(value).dims[dim] as i64;
         let group = self.group(axes);
         let count = group.size as i64;
@@ -188,10 +170,7 @@ impl PartitionContext<'_> {
     }
 
     /// Cuts a range out of one dimension.
-    ///
-    /// # Errors
-    /// The range is not within the dimension.
-    pub fn slice_dim(&mut self, value: Value, dim: usize, range: Range<usize>) -> Result<Value, OpError> {
+    pub(crate) fn slice_dim(&mut self, value: Value, dim: usize, range: Range<usize>) -> Result<Value, OpError> {
         let dims = self.builder.ty(value).dims.clone();
         if range == (0..dims[dim]) {
             return Ok(value);
@@ -202,10 +181,7 @@ impl PartitionContext<'_> {
     }
 
     /// Adds zeros to a dimension, before and after it.
-    ///
-    /// # Errors
-    /// The result has more bytes than can be addressed.
-    pub fn zeros_around(&mut self, value: Value, dim: usize, low: i64, high: i64) -> Result<Value, OpError> {
+    pub(crate) fn zeros_around(&mut self, value: Value, dim: usize, low: i64, high: i64) -> Result<Value, OpError> {
         if low == 0 && high == 0 {
             return Ok(value);
         }

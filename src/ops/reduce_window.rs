@@ -245,7 +245,7 @@ impl Positions {
 impl Primitive for ReduceWindow {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
-        Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
+        Binary(self.kind.into()).infer(&[operands[0], operands[0]])?;
         Ok(one(TensorType { dtype: operands[0].dtype, dims: window_counts(&self.window, operands[0])? }))
     }
 
@@ -298,7 +298,7 @@ impl Primitive for ReduceWindow {
     fn emit(&self, context: &mut dyn EmitContext) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
-        let combiner = context.combiner(self.kind.combiner().name(), dtype);
+        let combiner = context.combiner(self.kind.name(), dtype);
         let operand = context.operand_id(0);
         let instruction = context.begin_with("reduce-window", 0, &[operand, identity]);
         instruction.window = Some(window_proto(&self.window));
@@ -334,7 +334,7 @@ impl Primitive for ArgReduceWindow {
         Ok(one(TensorType { dtype: DType::S32, dims }))
     }
 
-    rules!(facts: KERNEL, derivatives: none);
+    rules!(facts: KERNEL, derivatives: none, partition: unchanged);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         window_factors(&self.window, operands, results)
@@ -343,8 +343,6 @@ impl Primitive for ArgReduceWindow {
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(ArgReduceWindow { kind: self.kind, window: batched(&self.window) })
     }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         let operand = context.operand_type(0).clone();

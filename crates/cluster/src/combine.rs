@@ -1,11 +1,11 @@
 //! Sums and other combinations of two operands, element by element, for every type that devices reduce.
 
 use half::{bf16, f16};
-use meshloom_hlo::crossing::Combine;
+use meshloom_hlo::ReduceKind;
 use meshloom_hlo::proto::PrimitiveType;
 
 /// A function that combines the second operand into the first.
-pub(crate) type Combining = fn(Combine, &mut [u8], &[u8]);
+pub(crate) type Combining = fn(ReduceKind, &mut [u8], &[u8]);
 
 /// Returns the function that combines elements of a type, and the bytes of one element; `None` for an unknown type.
 pub(crate) fn of_type(element_type: i32) -> Option<(Combining, usize)> {
@@ -32,7 +32,7 @@ pub(crate) fn of_type(element_type: i32) -> Option<(Combining, usize)> {
 trait Element<const N: usize>: Copy {
     fn read(bytes: [u8; N]) -> Self;
     fn write(self) -> [u8; N];
-    fn combined(self, other: Self, how: Combine) -> Self;
+    fn combined(self, other: Self, how: ReduceKind) -> Self;
 }
 
 macro_rules! integers {
@@ -46,14 +46,14 @@ macro_rules! integers {
                 self.to_ne_bytes()
             }
 
-            fn combined(self, other: Self, how: Combine) -> Self {
+            fn combined(self, other: Self, how: ReduceKind) -> Self {
                 match how {
-                    Combine::Add => self.wrapping_add(other),
-                    Combine::Multiply => self.wrapping_mul(other),
-                    Combine::Maximum => self.max(other),
-                    Combine::Minimum => self.min(other),
-                    Combine::And => self & other,
-                    Combine::Or => self | other,
+                    ReduceKind::Sum => self.wrapping_add(other),
+                    ReduceKind::Prod => self.wrapping_mul(other),
+                    ReduceKind::Max => self.max(other),
+                    ReduceKind::Min => self.min(other),
+                    ReduceKind::And => self & other,
+                    ReduceKind::Or => self | other,
                 }
             }
         }
@@ -73,16 +73,16 @@ macro_rules! floats {
                 self.to_ne_bytes()
             }
 
-            fn combined(self, other: Self, how: Combine) -> Self {
+            fn combined(self, other: Self, how: ReduceKind) -> Self {
                 match how {
-                    Combine::Add => self + other,
-                    Combine::Multiply => self * other,
+                    ReduceKind::Sum => self + other,
+                    ReduceKind::Prod => self * other,
                     _ if self.is_nan() => self,
                     _ if other.is_nan() => other,
-                    Combine::Maximum if self < other => other,
-                    Combine::Minimum if self > other => other,
+                    ReduceKind::Max if self < other => other,
+                    ReduceKind::Min if self > other => other,
                     // Floats have no `and` and `or`; HLO refuses them.
-                    Combine::Maximum | Combine::Minimum | Combine::And | Combine::Or => self,
+                    ReduceKind::Max | ReduceKind::Min | ReduceKind::And | ReduceKind::Or => self,
                 }
             }
         }
@@ -91,7 +91,7 @@ macro_rules! floats {
 
 floats! { f16, 2; bf16, 2; f32, 4; f64, 8; }
 
-fn each<T: Element<N>, const N: usize>(how: Combine, sum: &mut [u8], next: &[u8]) {
+fn each<T: Element<N>, const N: usize>(how: ReduceKind, sum: &mut [u8], next: &[u8]) {
     let (sums, _) = sum.as_chunks_mut::<N>();
     let (nexts, _) = next.as_chunks::<N>();
     for (sum, next) in sums.iter_mut().zip(nexts) {
@@ -99,12 +99,12 @@ fn each<T: Element<N>, const N: usize>(how: Combine, sum: &mut [u8], next: &[u8]
     }
 }
 
-fn truths(how: Combine, sum: &mut [u8], next: &[u8]) {
+fn truths(how: ReduceKind, sum: &mut [u8], next: &[u8]) {
     for (sum, next) in sum.iter_mut().zip(next) {
         let (a, b) = (*sum != 0, *next != 0);
         *sum = u8::from(match how {
-            Combine::Add | Combine::Maximum | Combine::Or => a || b,
-            Combine::Multiply | Combine::Minimum | Combine::And => a && b,
+            ReduceKind::Sum | ReduceKind::Max | ReduceKind::Or => a || b,
+            ReduceKind::Prod | ReduceKind::Min | ReduceKind::And => a && b,
         });
     }
 }

@@ -20,6 +20,9 @@ macro_rules! word_attribute {
     ($ty:ty { $($value:ident = $word:literal),* $(,)? }) => {
         $crate::ir::word_attribute!($ty, [$(<$ty>::$value),*], |value| match value { $(<$ty>::$value => $word),* });
     };
+    ($ty:ty) => {
+        $crate::ir::word_attribute!($ty, <$ty>::ALL, |value| value.name());
+    };
     ($ty:ty, $all:expr, |$value:ident| $word:expr) => {
         impl $crate::ir::Attribute for $ty {
             fn write(&self, out: &mut $crate::ir::Printer<'_>) {

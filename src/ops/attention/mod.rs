@@ -65,7 +65,7 @@ meshloom_hlo::words! {
     }
 }
 
-crate::ir::word_attribute!(KeyExchange, KeyExchange::ALL, |exchange| exchange.name());
+crate::ir::word_attribute!(KeyExchange);
 
 /// The form of the scores, and the keys that a query sees in its own segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -439,7 +439,7 @@ impl Primitive for Attention {
         Ok([mixed, log_total].into_iter().collect())
     }
 
-    rules!(facts: KERNEL);
+    rules!(facts: KERNEL, jvp: by_definition, batch: unchanged, emit: by_definition);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let (mixed, log_total) = (context.result(0), context.result(1));
@@ -469,10 +469,6 @@ impl Primitive for Attention {
         let cotangents = context.builder.push(AttentionGradient(self.0), &operands)?;
         (0..3).for_each(|index| context.set(index, cotangents[index]));
         Ok(())
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.by_definition(|builder, operands| self.define(builder, operands))
     }
 
     /// Keys are whole, since each device needs all keys that its queries see; or they are split as queries are, and
@@ -506,17 +502,11 @@ impl Primitive for Attention {
         rule
     }
 
-    rules!(batch: unchanged);
-
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         match key_axes(self.0, context) {
             Some(axes) => ring::attention(self.0, context, axes),
             None => context.apply(Attention(localized(self.0, context))),
         }
-    }
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }
 
@@ -533,15 +523,7 @@ impl Primitive for AttentionGradient {
         Ok(operands[..3].iter().map(|&ty| ty.clone()).collect())
     }
 
-    rules!(facts: KERNEL);
-
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        context.by_definition(|builder, operands| self.define(builder, operands))
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.by_definition(|builder, operands| self.define(builder, operands))
-    }
+    rules!(facts: KERNEL, derivatives: by_definition, batch: unchanged, emit: by_definition);
 
     /// Cotangents of keys and values are sums over the queries that see them, and over the heads that share them.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
@@ -574,17 +556,11 @@ impl Primitive for AttentionGradient {
         rule
     }
 
-    rules!(batch: unchanged);
-
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         match key_axes(self.0, context) {
             Some(axes) => ring::gradient(self.0, context, axes),
             None => context.apply(AttentionGradient(localized(self.0, context))),
         }
-    }
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }
 
