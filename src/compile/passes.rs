@@ -69,6 +69,18 @@ impl fmt::Debug for Pass {
     }
 }
 
+const COMMON: Pass = Pass {
+    name: "common-subexpressions",
+    description: "merges nodes with equal ops and operands, and equal bodies",
+    step: Step::Rewrite(passes::MERGE),
+};
+
+const DEAD: Pass = Pass {
+    name: "dead-code",
+    description: "drops what no output depends on",
+    step: Step::Graph(passes::eliminate_dead_code),
+};
+
 /// The graph-to-graph passes, in the order they run.
 ///
 /// The order has these reasons: scans are written out first, so that all other passes see the copies. All passes but
@@ -105,16 +117,8 @@ pub const PASSES: &[Pass] = &[
         description: "moves what every iteration computes alike in front of the loop, if it is small",
         step: Step::Rewrite(passes::HOIST_SMALL),
     },
-    Pass {
-        name: "common-subexpressions",
-        description: "merges nodes with equal ops and operands, and equal bodies",
-        step: Step::Rewrite(passes::MERGE),
-    },
-    Pass {
-        name: "dead-code",
-        description: "drops what no output depends on",
-        step: Step::Graph(passes::eliminate_dead_code),
-    },
+    COMMON,
+    DEAD,
 ];
 
 /// The passes over the program of one device, in the order they run. Three of them are those of [`PASSES`], again.
@@ -145,16 +149,8 @@ pub const LOCAL_PASSES: &[Pass] = &[
         description: "carries values without the dimensions of one element that iterations take off and put back",
         step: Step::Rewrite(passes::SCAN_CARRIES),
     },
-    Pass {
-        name: "common-subexpressions",
-        description: "merges nodes with equal ops and operands, and equal bodies",
-        step: Step::Rewrite(passes::MERGE),
-    },
-    Pass {
-        name: "dead-code",
-        description: "drops what no output depends on",
-        step: Step::Graph(passes::eliminate_dead_code),
-    },
+    COMMON,
+    DEAD,
     Pass {
         name: "collective-matmul",
         description: "cuts products beside all-gathers and reduce-scatters, and sends while it multiplies, where asked",

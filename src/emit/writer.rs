@@ -61,7 +61,6 @@ pub struct ModuleWriter {
     next_instruction: InstructionId,
     next_computation: ComputationId,
     combiners: FxHashMap<(&'static str, DType), ComputationId>,
-    instruction_count: usize,
 }
 
 // Field numbers of hlo.proto and xla_data.proto that are written by hand: computations because their contents are
@@ -159,7 +158,6 @@ impl ModuleWriter {
             next_instruction: 1,
             next_computation: 1,
             combiners: FxHashMap::default(),
-            instruction_count: 0,
         }
     }
 
@@ -170,7 +168,7 @@ impl ModuleWriter {
 
     /// Number of instructions written so far.
     pub(super) fn instruction_count(&self) -> usize {
-        self.instruction_count
+        self.next_instruction as usize - 1
     }
 
     /// Opens a computation; instructions go to the innermost open one.
@@ -332,7 +330,6 @@ impl ModuleWriter {
     pub(super) fn commit(&mut self) -> InstructionId {
         let id = self.next_instruction;
         self.next_instruction += 1;
-        self.instruction_count += 1;
         let Common { opcode, name, operands, shape, metadata } = &mut self.common;
         if name.is_empty() {
             name.push_str(opcode);

@@ -52,6 +52,11 @@ impl<'g> GraphCopy<'g> {
         self.map.set(value, input);
     }
 
+    /// The values in the copy that a node of the source reads.
+    pub(crate) fn operands(&self, node: NodeRef<'_>) -> Values {
+        node.operands().iter().map(|&value| self.map.get(value)).collect()
+    }
+
     /// Copies a node.
     pub(crate) fn node(&mut self, node: NodeRef<'_>) -> Values {
         self.builder.copy_node(self.source, node, &mut self.map)
@@ -117,9 +122,17 @@ impl BodyCache {
         })
     }
 
-    /// Returns an op with the pass run over its bodies; `None` for an op that has none.
-    pub(crate) fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut BodyCache) -> Graph) -> Option<Op> {
-        op.map_regions(|body| self.transform(body, &pass))
+    /// Copies a node, with the pass run over its bodies.
+    pub(crate) fn copy(
+        &mut self,
+        copy: &mut GraphCopy<'_>,
+        node: NodeRef<'_>,
+        pass: impl Fn(&Graph, &mut BodyCache) -> Graph,
+    ) {
+        match node.op().map_regions(|body| self.transform(body, &pass)) {
+            Some(op) => copy.node_as(node, op),
+            None => copy.node(node),
+        };
     }
 }
 

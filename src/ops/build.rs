@@ -1,8 +1,10 @@
 //! Shorthand for pushing common ops, for gradient rules and transforms.
 
+use std::ops::Range;
+
 use super::{
-    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Reduce, ReduceKind, Reshape, Splat,
-    Transpose, Unary, UnaryKind,
+    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Reduce, ReduceKind, Reshape, Slice,
+    SliceDim, Splat, Transpose, Unary, UnaryKind,
 };
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value, Values};
 
@@ -91,12 +93,29 @@ impl GraphBuilder {
         self.push1(Reshape { dims: Dims::from_slice(dims) }, &[x])
     }
 
+    /// As [`GraphBuilder::reshape`], to a type that is known to have as many elements.
+    pub(crate) fn reshape_to(&mut self, x: Value, ty: TensorType) -> Value {
+        if *self.ty(x) == ty { x } else { self.push_typed(Reshape { dims: ty.dims.clone() }.into(), &[x], [ty])[0] }
+    }
+
     /// Transposes, or returns `x` itself when the permutation is the identity.
     pub(crate) fn transpose(&mut self, x: Value, permutation: &[usize]) -> Result<Value, OpError> {
         if permutation.iter().enumerate().all(|(index, &axis)| index == axis) {
             return Ok(x);
         }
         self.push1(Transpose { permutation: permutation.into() }, &[x])
+    }
+
+    /// Takes a range of one dimension, or returns `x` itself if that is all of it.
+    pub(crate) fn slice_dim(&mut self, x: Value, dim: usize, range: Range<usize>) -> Value {
+        let mut ty = self.ty(x).clone();
+        if range == (0..ty.dims[dim]) {
+            return x;
+        }
+        let mut ranges: Box<[SliceDim]> = ty.dims.iter().map(|&size| SliceDim::whole(size)).collect();
+        ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
+        ty.dims[dim] = range.len();
+        self.push_typed(Slice { ranges }.into(), &[x], [ty])[0]
     }
 
     /// Takes `size` elements of one dimension from a computed position (a scalar `s32`) on, and all elements of the

@@ -170,7 +170,7 @@ impl Primitive for DynamicUpdateSlice {
         let mut result = context.builder.push1(DynamicUpdateSlice, &operands)?;
         for dim in moved {
             let size = context.operand_dims(0)[dim];
-            result = context.slice_dim(result, dim, updates[dim]..updates[dim] + size)?;
+            result = context.builder.slice_dim(result, dim, updates[dim]..updates[dim] + size);
         }
         context.push_result(result);
         Ok(())

@@ -232,7 +232,7 @@ impl GatherDims {
             }
             let mut own = indices;
             if has_components {
-                own = context.slice_dim(indices, self.index_vector_dim, component..component + 1)?;
+                own = context.builder.slice_dim(indices, self.index_vector_dim, component..component + 1);
                 let mut dims = context.builder.ty(own).dims.clone();
                 dims.remove(self.index_vector_dim);
                 own = context.builder.reshape(own, &dims)?;

@@ -12,7 +12,7 @@ use meshloom_hlo::mesh::MeshAxis;
 
 use super::{
     AllGather, AxisIndex, BinaryKind, CollectivePermute, Concatenate, Direction, Iota, Pad, PadDim, PartitionContext,
-    Select, Slice, SliceDim, Stretch,
+    Select, Stretch,
 };
 use crate::ir::{Axes, DType, OpError, TensorType, Value};
 
@@ -101,7 +101,13 @@ impl PartitionContext<'_> {
     }
 
     /// This device's stretch of dimension `dim` of `value`, which is split over `axes`.
-    pub(crate) fn stretch(&mut self, value: Value, dim: usize, axes: &Axes, stretch: Stretch) -> Result<Value, OpError> {
+    pub(crate) fn stretch(
+        &mut self,
+        value: Value,
+        dim: usize,
+        axes: &Axes,
+        stretch: Stretch,
+    ) -> Result<Value, OpError> {
         let part = self.builder.ty(value).dims[dim] as i64;
         let group = self.group(axes);
         let count = group.size as i64;
@@ -138,7 +144,7 @@ impl PartitionContext<'_> {
     fn fetch(&mut self, value: Value, dim: usize, axes: &Axes, piece: &Piece, wraps: bool) -> Result<Value, OpError> {
         let group = self.group(axes);
         let count = group.size as i64;
-        let own = self.slice_dim(value, dim, piece.range.start as usize..piece.range.end as usize)?;
+        let own = self.builder.slice_dim(value, dim, piece.range.start as usize..piece.range.end as usize);
         if piece.distance == 0 || wraps && piece.distance.rem_euclid(count) == 0 {
             return Ok(own);
         }
@@ -161,23 +167,12 @@ impl PartitionContext<'_> {
         size: usize,
     ) -> Result<Value, OpError> {
         if step == 0 {
-            return self.slice_dim(value, dim, first as usize..first as usize + size);
+            return Ok(self.builder.slice_dim(value, dim, first as usize..first as usize + size));
         }
         let rank = self.rank(axes)?;
         let start = self.builder.scale(rank, step as f64)?;
         let start = self.builder.shift(start, first as f64)?;
         self.builder.dynamic_slice_dim(value, dim, start, size)
-    }
-
-    /// Cuts a range out of one dimension.
-    pub(crate) fn slice_dim(&mut self, value: Value, dim: usize, range: Range<usize>) -> Result<Value, OpError> {
-        let dims = self.builder.ty(value).dims.clone();
-        if range == (0..dims[dim]) {
-            return Ok(value);
-        }
-        let mut ranges: Vec<SliceDim> = dims.iter().map(|&limit| SliceDim::whole(limit)).collect();
-        ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
-        self.builder.push1(Slice { ranges: ranges.into() }, &[value])
     }
 
     /// Adds zeros to a dimension, before and after it.

@@ -563,15 +563,10 @@ impl Primitive for Concatenate {
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let dims = context.builder.ty(ct).dims.clone();
         let mut start = 0;
         for index in 0..context.operand_count() {
             let size = context.operand_type(index).dims[self.axis];
-            context.set_with(index, |builder| {
-                let mut ranges: Box<[SliceDim]> = dims.iter().map(|&size| SliceDim::whole(size)).collect();
-                ranges[self.axis] = SliceDim { start, limit: start + size, stride: 1 };
-                builder.push1(Slice { ranges }, &[ct])
-            })?;
+            context.set_with(index, |builder| Ok(builder.slice_dim(ct, self.axis, start..start + size)))?;
             start += size;
         }
         Ok(())

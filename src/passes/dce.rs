@@ -105,9 +105,8 @@ impl Liveness {
             let (op, operand_flags, result_flags) = match (node.op(), &self.regions[node.id.index()]) {
                 (op, Some(needed)) => (needed.extract(op, bodies), &needed.operands[..], &needed.results[..]),
                 (op @ Op::Barrier(_), _) => (op.clone(), &kept[..], &kept[..]),
-                (op, _) => {
-                    let op = bodies.transform_op(op, eliminate).unwrap_or_else(|| op.clone());
-                    copy.node_as(node, op);
+                _ => {
+                    bodies.copy(copy, node, eliminate);
                     continue;
                 }
             };

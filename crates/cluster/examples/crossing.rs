@@ -20,7 +20,8 @@ type Failure = Box<dyn std::error::Error>;
 /// Makes a program of two collectives between processes, one after the other, and a sum within each process.
 fn module(crossing: &crossing::Crossing, input: &str, output: &str) -> Result<Vec<u8>, Failure> {
     let (target, config) = (crossing::TARGET, crossing.backend_config());
-    let ready = crossing::Crossing { kind: CrossingKind::AllReduce(ReduceKind::Sum), ..crossing.clone() }.backend_config();
+    let ready =
+        crossing::Crossing { kind: CrossingKind::AllReduce(ReduceKind::Sum), ..crossing.clone() }.backend_config();
     let text = format!(
         "HloModule crossing, num_partitions={DEVICES}
 
