@@ -174,7 +174,7 @@ fn divide(
     let mut live = vec![false; flat.value_count()];
     results.iter().for_each(|value| live[value.index()] = true);
     let happens = |node: NodeRef<'_>| happens_early(node, &needs.late);
-    mark_needed(&flat, &mut live, happens);
+    mark_needed(&flat, &mut live, |_| false, happens);
     let taken: Vec<usize> = (0..inputs.len())
         .filter(|&input| {
             let is_read = live[flat.inputs()[input].index()];
@@ -199,26 +199,13 @@ fn divide(
     chosen(Output::Late).for_each(|value| live[value.index()] = true);
     let mut at_hand = vec![false; flat.value_count()];
     read_values.iter().for_each(|value| at_hand[value.index()] = true);
-    mark_late(&flat, &mut live, &at_hand);
+    mark_needed(&flat, &mut live, |value| at_hand[value.index()], |_| false);
+    read_values.iter().for_each(|value| live[value.index()] = false);
     copy_live(&flat, &mut copy, &live, |_| false);
     let late_part = copy.finish_body(chosen(Output::Late));
     let reads = read.into_iter().map(Read::Argument).chain((0..between.len()).map(Read::Between)).collect();
     let late_part = late_part.renamed(format!("{}_weights", graph.name()));
     Ok(Parts { early: Arc::new(early_part), taken, late: Arc::new(late_part), reads })
-}
-
-/// Marks the values that the marked ones depend on, up to those at hand, which are unmarked.
-fn mark_late(graph: &Graph, live: &mut [bool], at_hand: &[bool]) {
-    for node in graph.nodes().rev() {
-        node.results().for_each(|result| live[result.index()] &= !at_hand[result.index()]);
-        let is_live = node.results().any(|result| live[result.index()]);
-        let is_barrier = matches!(node.op(), Op::Barrier(_));
-        for (index, operand) in node.operands().iter().enumerate() {
-            let needed =
-                if is_barrier { node.results().nth(index).is_some_and(|result| live[result.index()]) } else { is_live };
-            live[operand.index()] |= needed;
-        }
-    }
 }
 
 /// Copies the nodes with results that are marked, and the nodes needed anyway. Only the marked results of a barrier are

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::{AttentionKernel, ExpertsKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic, ragged};
-use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, OpName, TensorType};
+use crate::ir::{BodyCache, Graph, GraphCopy, Name, NodeRef, OpError, OpName, TensorType};
 use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, RaggedDot};
 use crate::trace::TraceError;
 
@@ -42,7 +42,7 @@ pub fn expand(
         tidy,
         made: FxHashMap::default(),
         under_way: Vec::new(),
-        bodies: FxHashMap::default(),
+        bodies: BodyCache::default(),
         uses: Vec::new(),
     };
     let expanded = expansion.graph(graph)?;
@@ -73,8 +73,7 @@ struct Expansion<'a> {
     made: FxHashMap<Call, Made>,
     /// Kernels whose implementations are being expanded.
     under_way: Vec<Name>,
-    /// The results for bodies; the originals are held so that their addresses are not used again.
-    bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
+    bodies: BodyCache,
     uses: Vec<KernelUse>,
 }
 
@@ -100,12 +99,11 @@ impl Expansion<'_> {
         if !has_any(body) {
             return Ok(body.clone());
         }
-        if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
-            return Ok(done.clone());
+        if let Some(done) = self.bodies.find(body) {
+            return Ok(done);
         }
         let done = Arc::new(self.graph(body)?);
-        self.bodies.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
-        Ok(done)
+        Ok(self.bodies.insert(body, done))
     }
 
     /// The graph that computes a node. Returns `None` if the op has only one implementation, or stays in its plain

@@ -117,9 +117,7 @@ impl Primitive for Clamp {
                 (false, _) => context.aligned(bound)?,
             };
         }
-        let result = context.builder.push1(Clamp, &operands)?;
-        context.push_result(result, true);
-        Ok(())
+        context.apply(Clamp, &operands)
     }
 
     fn emit(&self, context: &mut dyn EmitContext) {

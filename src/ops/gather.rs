@@ -383,9 +383,7 @@ impl Primitive for Gather {
         }
         let gather = Gather { slice_sizes, ..self.clone() };
         let Some(shifted) = self.dims.local_indices(context, indices, (&self.slice_sizes, true))? else {
-            let result = context.builder.push1(gather, &[operand, indices])?;
-            context.push_result(result);
-            return Ok(());
+            return context.apply_to(gather, &[operand, indices]);
         };
         let inside = self.dims.inside_part(context, shifted, &self.slice_sizes)?;
         let gather = Gather { promise: IndexPromise::default(), ..gather };

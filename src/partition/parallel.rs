@@ -51,7 +51,7 @@ impl Walk<'_, '_> {
         if let Some(stray) = find_stray(&graph, self.mesh, along, false) {
             return Err(PartitionError::Stray { stray: Box::new(stray) });
         }
-        self.set_origin(node.origin());
+        self.builder.set_origin(node.origin());
         let parts: usize = along.iter().map(|&axis| self.mesh.size(axis)).product();
         let length = scan.length / parts;
         let specs = partitioned.outputs.iter().map(|spec| with_leading(along.clone(), spec));

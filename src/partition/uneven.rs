@@ -193,12 +193,10 @@ fn can_grow(op: &Op, rule: &FactorRule, factor: usize) -> bool {
     if matches!((op, kind), (Op::KernelCall(_), FactorKind::Reduction(_))) {
         return false;
     }
-    let shares = |dims: &DimFactorsOf<'_>| dims.iter().any(|own| own.len() > 1 && own.contains(&(factor as u32)));
+    let shares = |dims: &TensorFactors| dims.iter().any(|own| own.len() > 1 && own.contains(&(factor as u32)));
     !matches!(kind, FactorKind::Replicated | FactorKind::Gathered | FactorKind::Permutation)
-        && !rule.operands.iter().chain(&rule.results).any(|dims| shares(&dims))
+        && !rule.operands.iter().chain(&rule.results).any(shares)
 }
-
-type DimFactorsOf<'r> = &'r TensorFactors;
 
 struct Rewriter {
     classes: Classes,

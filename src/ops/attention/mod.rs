@@ -474,31 +474,12 @@ impl Primitive for Attention {
     /// Keys are whole, since each device needs all keys that its queries see; or they are split as queries are, and
     /// travel.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Gathered, Parallel, Permutation, Replicated};
-        let mut rule = FactorRule::empty(operands, results);
-        let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
+        let mut rule = factors(self.0, operands, results, FactorKind::Parallel);
+        let AttentionSizes { batch, width, value_width, .. } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
         let b = batch.len();
-        for (dim, size) in batch.into_iter().enumerate() {
-            let all: SmallVec<[(usize, usize); 8]> = (0..operands.len()).map(|operand| (operand, dim)).collect();
-            rule.add(size, Parallel, &all, &[(0, dim), (1, dim)]);
-        }
-        rule.add(kv_heads, Parallel, &of_heads(3, operands.len(), b), &[(0, b), (1, b)]);
-        rule.add(groups, Parallel, &of_heads(1, operands.len(), b + 1), &[(0, b + 1), (1, b + 1)]);
-        let of_queries = [(0, b + 2), (3, b), (5, b)];
-        let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
-        match self.0.exchange {
-            KeyExchange::Gather => {
-                rule.add(queries, Parallel, &of_queries, &[(0, b + 2), (1, b + 2)]);
-                rule.add(keys, Gathered, &of_keys, &[]);
-            }
-            KeyExchange::Ring => {
-                let both = [&of_queries[..], &of_keys].concat();
-                rule.add(queries, Permutation, &both, &[(0, b + 2), (1, b + 2)]);
-            }
-        }
-        rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[]);
-        rule.add(value_width, Parallel, &[(2, b + 2)], &[(0, b + 3)]);
+        rule.add(width, FactorKind::Replicated, &[(0, b + 3), (1, b + 2)], &[]);
+        rule.add(value_width, FactorKind::Parallel, &[(2, b + 2)], &[(0, b + 3)]);
         rule
     }
 
@@ -527,32 +508,12 @@ impl Primitive for AttentionGradient {
 
     /// Cotangents of keys and values are sums over the queries that see them, and over the heads that share them.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Gathered, Parallel, Permutation, Reduction, Replicated};
-        let mut rule = FactorRule::empty(operands, results);
-        let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
+        let mut rule = factors(self.0, operands, results, FactorKind::Reduction(ReduceKind::Sum));
+        let AttentionSizes { batch, width, value_width, .. } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
         let b = batch.len();
-        for (dim, size) in batch.into_iter().enumerate() {
-            let all: SmallVec<[(usize, usize); 11]> = (0..operands.len()).map(|operand| (operand, dim)).collect();
-            rule.add(size, Parallel, &all, &[(0, dim), (1, dim), (2, dim)]);
-        }
-        let sum = Reduction(ReduceKind::Sum);
-        rule.add(kv_heads, Parallel, &of_heads(3, operands.len(), b), &[(0, b), (1, b), (2, b)]);
-        rule.add(groups, sum, &of_heads(1, operands.len(), b + 1), &[(0, b + 1)]);
-        let of_queries = [(0, b + 2), (3, b), (5, b), (7, b + 2), (8, b + 2), (9, b + 2)];
-        let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
-        match self.0.exchange {
-            KeyExchange::Gather => {
-                rule.add(queries, sum, &of_queries, &[(0, b + 2)]);
-                rule.add(keys, Gathered, &of_keys, &[(1, b + 1), (2, b + 1)]);
-            }
-            KeyExchange::Ring => {
-                let both = [&of_queries[..], &of_keys].concat();
-                rule.add(queries, Permutation, &both, &[(0, b + 2), (1, b + 1), (2, b + 1)]);
-            }
-        }
-        rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[(0, b + 3), (1, b + 2)]);
-        rule.add(value_width, Replicated, &[(2, b + 2), (9, b + 3)], &[(2, b + 2)]);
+        rule.add(width, FactorKind::Replicated, &[(0, b + 3), (1, b + 2)], &[(0, b + 3), (1, b + 2)]);
+        rule.add(value_width, FactorKind::Replicated, &[(2, b + 2), (9, b + 3)], &[(2, b + 2)]);
         rule
     }
 
@@ -564,11 +525,52 @@ impl Primitive for AttentionGradient {
     }
 }
 
-/// The dimension `dim` of the first `leading` operands and of all operands after the places, which have one number or
-/// more for each head.
-fn of_heads(leading: usize, count: usize, dim: usize) -> SmallVec<[(usize, usize); 8]> {
-    (0..leading).chain(7..count).map(|operand| (operand, dim)).collect()
+/// The factors of both ops but those of the widths. `of_queries` says how the loops over groups and queries are split. They
+/// are on all results if they are parallel, and on the cotangents of queries alone if those of keys are sums over them.
+fn factors(
+    form: AttentionForm,
+    operands: &[&TensorType],
+    results: &[&TensorType],
+    of_queries: FactorKind,
+) -> FactorRule {
+    use FactorKind::{Gathered, Parallel, Permutation};
+    let mut rule = FactorRule::empty(operands, results);
+    let AttentionSizes { batch, kv_heads, groups, queries, keys, .. } =
+        AttentionSizes::of(operands[0], operands[1], operands[2]);
+    let (b, has_sums) = (batch.len(), of_queries != Parallel);
+    // The dimension of the first `leading` operands and of all operands after the places, which have one number or more
+    // for each head.
+    let of_heads = |leading: usize, dim: usize| -> Places {
+        (0..leading).chain(7..operands.len()).map(|operand| (operand, dim)).collect()
+    };
+    let on_results = |count: usize, dim: usize| -> Places { (0..count).map(|result| (result, dim)).collect() };
+    for (dim, size) in batch.into_iter().enumerate() {
+        let all: Places = (0..operands.len()).map(|operand| (operand, dim)).collect();
+        rule.add(size, Parallel, &all, &on_results(results.len(), dim));
+    }
+    rule.add(kv_heads, Parallel, &of_heads(3, b), &on_results(results.len(), b));
+    let count = if has_sums { 1 } else { 2 };
+    rule.add(groups, of_queries, &of_heads(1, b + 1), &on_results(count, b + 1));
+    let of_query = [(0, b + 2), (3, b), (5, b), (7, b + 2), (8, b + 2), (9, b + 2)];
+    let of_query = &of_query[..if has_sums { 6 } else { 3 }];
+    let of_key = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
+    let key_results = &of_key[..if has_sums { 2 } else { 0 }];
+    let query_results = on_results(count, b + 2);
+    match form.exchange {
+        KeyExchange::Gather => {
+            rule.add(queries, of_queries, of_query, &query_results);
+            rule.add(keys, Gathered, &of_key, key_results);
+        }
+        KeyExchange::Ring => {
+            let both = [&query_results, key_results].concat();
+            rule.add(queries, Permutation, &[of_query, &of_key].concat(), &both);
+        }
+    }
+    rule
 }
+
+/// Dimensions of operands or of results.
+type Places = SmallVec<[(usize, usize); 11]>;
 
 /// The devices among which keys travel; `None` where all keys are at hand, as on a mesh axis of one device.
 fn key_axes(form: AttentionForm, context: &PartitionContext<'_>) -> Option<Group> {
