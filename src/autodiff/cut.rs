@@ -35,7 +35,6 @@ pub(super) enum Input {
 }
 
 impl Input {
-    /// Whether the early half can have the input.
     pub(super) fn is_early(self) -> bool {
         matches!(self, Input::Early { .. } | Input::Carry)
     }
@@ -280,7 +279,6 @@ struct Cutting<'t> {
 }
 
 impl Cutting<'_> {
-    /// The price of holding a value this many times.
     fn price(&self, value: Value, times: usize) -> u128 {
         self.task.graph.ty(value).byte_count() as u128 * times as u128 * self.unit
     }

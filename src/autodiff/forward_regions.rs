@@ -32,7 +32,6 @@ struct Pushed {
 }
 
 impl JvpCache {
-    /// Returns an empty cache.
     pub(super) fn new(walk: Walk) -> JvpCache {
         JvpCache { walk, functions: Memo::default() }
     }

@@ -251,11 +251,9 @@ fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, c
     }
     // The values that the early half can have: its own, and those that may be moved there.
     let mut can_be_early = needs.early.clone();
-    for (value, input) in graph.inputs().iter().zip(inputs) {
-        can_be_early[value.index()] = input.is_early();
-    }
     let mut lies_there = vec![false; graph.value_count()];
     for (value, input) in graph.inputs().iter().zip(inputs) {
+        can_be_early[value.index()] = input.is_early();
         lies_there[value.index()] = *input == Input::Early { times: 0 };
     }
     let mut copy = GraphCopy::with_inputs(graph);
@@ -318,7 +316,7 @@ fn push_parts(
     scan: Option<&Scan>,
 ) -> Result<(), OpError> {
     let Parts { early: early_part, taken, late: late_part, reads } = parts;
-    let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
+    let operands = copy.operands(node);
     let outer = copy.builder.origin();
     copy.builder.set_origin(node.origin());
     let early_count = number_of(outputs, Output::Early);
@@ -385,14 +383,8 @@ fn open_wrappers(graph: &Graph, is_mixed: impl Fn(NodeRef<'_>) -> bool) -> Optio
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         match node.op().regions().next() {
-            Some(body) if opens(node) => {
-                let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
-                let results = copy.builder.inline(body, &operands);
-                node.results().zip(results).for_each(|(old, new)| copy.map.set(old, new));
-            }
-            _ => {
-                copy.node(node);
-            }
+            Some(body) if opens(node) => copy.inline(node, body),
+            _ => drop(copy.node(node)),
         }
     }
     Some(copy.finish_body(graph.outputs().iter().copied()))

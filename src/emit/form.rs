@@ -34,7 +34,6 @@ impl Emitter<'_> {
         self.options.partitioned && !self.is_local()
     }
 
-    /// The attributes of the module.
     pub(super) fn module_attributes(&self) -> Option<FrontendAttributes> {
         let mesh = self.options.mesh?;
         if !self.is_local() {

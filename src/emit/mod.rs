@@ -92,6 +92,7 @@ type Ids = SmallVec<[InstructionId; 4]>;
 /// The id that stands for no instruction; XLA takes it for "not set", too.
 const UNSET: InstructionId = 0;
 
+#[derive(Default)]
 struct Emitter<'o> {
     writer: ModuleWriter,
     options: EmitOptions<'o>,
@@ -101,7 +102,6 @@ struct Emitter<'o> {
     places: Vec<Option<InstructionId>>,
     /// For each open computation, its last instruction that communicates.
     last_collective: Vec<Option<InstructionId>>,
-    /// Computations with instructions that communicate.
     communicating: FxHashSet<ComputationId>,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
@@ -115,7 +115,6 @@ struct Emitter<'o> {
     op_name: &'static str,
     /// The phase of the region op whose body is being written.
     phase: Phase,
-    /// The first internal error.
     defect: Option<InternalError>,
 }
 
@@ -131,23 +130,7 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> Result<EmittedModule, In
         processes: if options.partitioned { options.processes } else { 1 },
         ..options
     };
-    let emitter = Emitter {
-        writer: ModuleWriter::new(),
-        options,
-        channels: 0,
-        places: Vec::new(),
-        last_collective: Vec::new(),
-        communicating: FxHashSet::default(),
-        paths: FxHashMap::default(),
-        functions: FxHashMap::default(),
-        named_computations: FxHashMap::default(),
-        constants: Vec::new(),
-        origin: Origin::default(),
-        op_name: "",
-        phase: Phase::Forward,
-        defect: None,
-    };
-    emitter.module(graph)
+    Emitter { options, ..Emitter::default() }.module(graph)
 }
 
 impl<'o> Emitter<'o> {
@@ -381,7 +364,6 @@ impl<'o> Emitter<'o> {
         }
     }
 
-    /// All elements of a tuple.
     fn elements<'t>(&mut self, tuple: InstructionId, types: impl IntoIterator<Item = &'t TensorType>) -> Ids {
         types.into_iter().enumerate().map(|(index, ty)| self.element(tuple, index, ty)).collect()
     }
@@ -403,7 +385,6 @@ impl<'o> Emitter<'o> {
         self.writer.commit()
     }
 
-    /// A tuple of values of these types.
     fn tuple(&mut self, types: &[&TensorType], values: &[InstructionId]) -> InstructionId {
         self.begin_tuple("tuple", types.iter().copied(), values);
         self.writer.commit()
@@ -458,7 +439,6 @@ impl<'o> Emitter<'o> {
         id
     }
 
-    /// A scalar constant from a number.
     fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
         self.scalar_constant(dtype, &number_bytes(dtype, number)[..dtype.byte_count()])
     }

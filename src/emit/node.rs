@@ -10,7 +10,6 @@ use super::{EmitOptions, Emitter, Ids, UNSET};
 use crate::ir::{DType, Graph, GraphBuilder, InternalError, NodeRef, Spec, TensorType, Values};
 use crate::ops::{ComputationId, EmitBody, EmitContext, EmitDefinition, InstructionId, Primitive};
 
-/// A node that is being emitted.
 pub(super) struct NodeEmitter<'e, 'o> {
     pub(super) emitter: &'e mut Emitter<'o>,
     graph: &'e Graph,
@@ -18,7 +17,6 @@ pub(super) struct NodeEmitter<'e, 'o> {
     operands: &'e [InstructionId],
     /// The node's results.
     values: Values,
-    /// The instructions of the results.
     results: Ids,
 }
 

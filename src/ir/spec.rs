@@ -100,6 +100,11 @@ impl Spec {
         self.dim(dim).iter().map(|&axis| mesh.size(axis)).product()
     }
 
+    /// The number of parts that a value is split into.
+    pub(crate) fn parts(&self, mesh: &Mesh) -> usize {
+        self.dims.iter().flatten().map(|&axis| mesh.size(axis)).product()
+    }
+
     /// The index of the part that a device holds.
     pub fn part_index(&self, mesh: &Mesh, device: usize, dim: usize) -> usize {
         self.dim(dim).iter().fold(0, |index, &axis| index * mesh.size(axis) + mesh.axis_index(device, axis))

@@ -82,9 +82,7 @@ impl Expansion<'_> {
         let mut copy = GraphCopy::with_inputs(graph);
         for node in graph.nodes() {
             if let Some(found) = self.implementation(graph, node)? {
-                let operands: Vec<_> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
-                let results = copy.builder.inline(&found.relocated(node.origin()), &operands);
-                node.results().zip(results).for_each(|(old, new)| copy.map.set(old, new));
+                copy.inline(node, &found.relocated(node.origin()));
                 continue;
             }
             match node.op().try_map_regions(|_, body| self.body(body))? {
@@ -112,7 +110,8 @@ impl Expansion<'_> {
         if !has_implementations(node.op()) {
             return Ok(None);
         }
-        let by_cudnn = self.kernels.attention == AttentionKernel::Cudnn && is_attention(node.op());
+        let is_attention = matches!(node.op(), Op::Attention(_) | Op::AttentionGradient(_));
+        let by_cudnn = self.kernels.attention == AttentionKernel::Cudnn && is_attention;
         let call = Call {
             op: node.op().clone(),
             types: node.operands().iter().map(|&value| graph.ty(value).clone()).collect(),
@@ -218,13 +217,8 @@ impl Expansion<'_> {
 /// The implementation that is the op itself, or its definition.
 const PLAIN: &str = "plain";
 
-/// Whether an op has implementations to choose from.
 fn has_implementations(op: &Op) -> bool {
     matches!(op, Op::Attention(_) | Op::AttentionGradient(_) | Op::RaggedDot(_) | Op::KernelCall(_))
-}
-
-fn is_attention(op: &Op) -> bool {
-    matches!(op, Op::Attention(_) | Op::AttentionGradient(_))
 }
 
 /// Whether the queries and keys of an attention are of one segment: their segments are the same number everywhere.

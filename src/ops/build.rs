@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Reduce, ReduceKind, Reshape, Slice,
-    SliceDim, Splat, Transpose, Unary, UnaryKind,
+    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Pad, PadDim, Reduce, ReduceKind,
+    Reshape, Select, Slice, SliceDim, Splat, Transpose, Unary, UnaryKind,
 };
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value, Values};
 
@@ -73,6 +73,12 @@ impl GraphBuilder {
         self.splat_like(x, 0.0)
     }
 
+    /// `x` where `chosen`, else zero.
+    pub(crate) fn or_zero(&mut self, chosen: Value, x: Value) -> Result<Value, OpError> {
+        let zeros = self.zeros_like(x);
+        self.push1(Select, &[chosen, x, zeros])
+    }
+
     pub(crate) fn reduce(&mut self, kind: ReduceKind, axes: &[usize], x: Value) -> Result<Value, OpError> {
         if axes.is_empty() { Ok(x) } else { self.push1(Reduce { kind, axes: axes.into() }, &[x]) }
     }
@@ -116,6 +122,19 @@ impl GraphBuilder {
         ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
         ty.dims[dim] = range.len();
         self.push_typed(Slice { ranges }.into(), &[x], [ty])[0]
+    }
+
+    /// Adds zeros to a dimension, before and after it.
+    pub(crate) fn zeros_around(&mut self, x: Value, dim: usize, low: usize, high: usize) -> Value {
+        if low + high == 0 {
+            return x;
+        }
+        let mut ty = self.ty(x).clone();
+        let mut padding: Box<[PadDim]> = vec![PadDim::NONE; ty.rank()].into();
+        padding[dim] = PadDim { low: low as i64, high: high as i64, interior: 0 };
+        ty.dims[dim] += low + high;
+        let zero = self.splat(TensorType::scalar(ty.dtype), 0.0);
+        self.push_typed(Pad { padding }.into(), &[x, zero], [ty])[0]
     }
 
     /// Takes `size` elements of one dimension from a computed position (a scalar `s32`) on, and all elements of the

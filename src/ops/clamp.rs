@@ -94,8 +94,7 @@ impl Primitive for Clamp {
             if builder.ty(tangent).rank() == 0 {
                 tangent = builder.broadcast(tangent, &dims, &[])?;
             }
-            let zero = builder.zeros_like(tangent);
-            let tangent = builder.push1(Select, &[chosen, tangent, zero])?;
+            let tangent = builder.or_zero(chosen, tangent)?;
             context.add(0, tangent)?;
         }
         Ok(())

@@ -222,7 +222,7 @@ fn zeros_where_absent(
     let start = context.builder.sub(start, own)?;
     let start = context.builder.shift(start, size as f64)?;
     let start = clamp(context.builder, start, (context.operand_dims(0)[dim] + size) as f64)?;
-    let value = context.zeros_around(value, dim, size as i64, size as i64)?;
+    let value = context.builder.zeros_around(value, dim, size, size);
     Ok((value, start))
 }
 

@@ -150,7 +150,6 @@ pub(crate) trait Analysis {
 pub(crate) struct Flow<F> {
     /// The facts of each region's inputs, in any iteration; the default for a region that does not run.
     pub(crate) inputs: SmallVec<[Vec<F>; 2]>,
-    /// The facts of the results.
     pub(crate) results: ValueFacts<F>,
 }
 

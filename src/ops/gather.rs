@@ -71,7 +71,6 @@ impl GatherDims {
         }
     }
 
-    /// Operand dimensions that the window keeps.
     fn window_dims(&self, rank: usize) -> AxisList {
         complement(&[&self.collapsed_dims[..], &self.operand_batch_dims[..]].concat(), rank)
     }
@@ -246,6 +245,13 @@ impl GatherDims {
         Ok(inside.ok_or_else(|| InternalError::new("indices of a gather", "a dimension that is split"))?)
     }
 
+    /// Elements that are gathered, zero for indices that are not `inside`.
+    pub(super) fn only(&self, builder: &mut GraphBuilder, gathered: Value, inside: Value) -> Result<Value, OpError> {
+        let dims = builder.ty(gathered).dims.clone();
+        let inside = builder.broadcast(inside, &dims, &complement(&self.offset_dims, dims.len()))?;
+        builder.or_zero(inside, gathered)
+    }
+
     /// `indices` with every start moved to where its slice fits, as a gather does by itself.
     pub(crate) fn clamp(
         &self,
@@ -268,6 +274,23 @@ impl GatherDims {
         let zero = builder.zeros_like(indices);
         let low = builder.binary(BinaryKind::Maximum, indices, zero)?;
         builder.binary(BinaryKind::Minimum, low, limit)
+    }
+
+    /// Whether each index's slice lies within the operand: `pred` over the indices' batch dimensions.
+    pub(super) fn inside(
+        &self,
+        builder: &mut GraphBuilder,
+        indices: Value,
+        operand: &[usize],
+        sizes: &[usize],
+    ) -> Result<Value, OpError> {
+        let clamped = self.clamp(builder, indices, operand, sizes)?;
+        let inside = builder.compare(super::Direction::Eq, clamped, indices)?;
+        if self.index_vector_dim < builder.ty(indices).rank() {
+            builder.reduce(super::ReduceKind::And, &[self.index_vector_dim], inside)
+        } else {
+            Ok(inside)
+        }
     }
 }
 
@@ -388,11 +411,9 @@ impl Primitive for Gather {
         let inside = self.dims.inside_part(context, shifted, &self.slice_sizes)?;
         let gather = Gather { promise: IndexPromise::default(), ..gather };
         let found = context.builder.push1(gather, &[operand, shifted])?;
-        let dims = context.builder.ty(found).dims.clone();
-        let places = complement(&self.dims.offset_dims, dims.len());
-        let inside = context.builder.broadcast(inside, &dims, &places)?;
-        let nothing = context.builder.zeros_like(found);
-        context.apply_to(super::Select, &[inside, found, nothing])
+        let found = self.dims.only(context.builder, found, inside)?;
+        context.push_result(found);
+        Ok(())
     }
 
     fn emit(&self, context: &mut dyn EmitContext) {
@@ -500,9 +521,7 @@ impl Scatter {
         }
         sizes
     }
-}
 
-impl Scatter {
     /// Whether windows have one element along an operand dimension that is indexed.
     fn is_single(&self, dim: usize, rank: usize, updates: &TensorType) -> bool {
         let window = self.dims.window_dims(rank);
@@ -623,11 +642,7 @@ impl Primitive for Scatter {
             return Ok(());
         }
         let indices = context.operand(1);
-        let (rank, updates) = (context.operand_type(0).rank(), context.operand_type(2));
-        let mut sizes = vec![1; rank];
-        for (dim, place) in self.dims.window_dims(rank).into_iter().zip(&self.dims.offset_dims) {
-            sizes[dim] = updates.dims[*place];
-        }
+        let sizes = self.slice_sizes(context.operand_type(0), context.operand_type(2));
         let Some(shifted) = self.dims.local_indices(context, indices, (&sizes, false))? else {
             return context.apply(self.clone());
         };
@@ -670,24 +685,5 @@ impl Primitive for Scatter {
         let sums = context.commit();
         let result = if is_narrow { context.instruction("convert", &ty, &[sums]) } else { sums };
         context.set_result(0, result);
-    }
-}
-
-impl GatherDims {
-    /// Whether each index's slice lies within the operand: `pred` over the indices' batch dimensions.
-    pub(super) fn inside(
-        &self,
-        builder: &mut GraphBuilder,
-        indices: Value,
-        operand: &[usize],
-        sizes: &[usize],
-    ) -> Result<Value, OpError> {
-        let clamped = self.clamp(builder, indices, operand, sizes)?;
-        let inside = builder.compare(super::Direction::Eq, clamped, indices)?;
-        if self.index_vector_dim < builder.ty(indices).rank() {
-            builder.reduce(super::ReduceKind::And, &[self.index_vector_dim], inside)
-        } else {
-            Ok(inside)
-        }
     }
 }

@@ -244,7 +244,6 @@ macro_rules! op_table {
                 None
             }
 
-            /// The names of all ops in the text form.
             pub(crate) fn text_names() -> Vec<&'static str> {
                 let mut names = Vec::new();
                 $(names.extend($primitive::names());)*
@@ -423,7 +422,6 @@ pub(crate) fn expect_operands(operands: &[&TensorType], expected: usize) -> Resu
     if operands.len() == expected { Ok(()) } else { Err(TypeError::OperandCount { expected, found: operands.len() }) }
 }
 
-/// Checks that all operands have the first one's type.
 pub(crate) fn expect_same_types(operands: &[&TensorType]) -> Result<(), TypeError> {
     let Some((first, rest)) = operands.split_first() else { return Ok(()) };
     for (index, ty) in rest.iter().enumerate() {
@@ -469,7 +467,6 @@ pub(crate) fn expect_axes(axes: &[usize], rank: usize) -> Result<(), TypeError> 
     Ok(())
 }
 
-/// One result type.
 pub(crate) fn one(ty: TensorType) -> ResultTypes {
     let mut types = ResultTypes::new();
     types.push(ty);

@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 use meshloom_hlo::mesh::MeshAxis;
 
 use super::{
-    AllGather, AxisIndex, BinaryKind, CollectivePermute, Concatenate, Direction, Iota, Pad, PadDim, PartitionContext,
-    Select, Stretch,
+    AllGather, AxisIndex, BinaryKind, CollectivePermute, Concatenate, Direction, Iota, PartitionContext, Select,
+    Stretch,
 };
 use crate::ir::{Axes, DType, OpError, TensorType, Value};
 
@@ -136,7 +136,8 @@ impl PartitionContext<'_> {
         let size = stretch.size as i64;
         let lowest = offset(0).min(offset(count - 1)).min(0);
         let highest = offset(0).max(offset(count - 1)).max(length - size);
-        let buffer = self.zeros_around(buffer, dim, -lowest, highest + size - length)?;
+        let [low, high] = [-lowest, highest + size - length].map(|count| count as usize);
+        let buffer = self.builder.zeros_around(buffer, dim, low, high);
         self.cut(buffer, dim, axes, offset(0) - lowest, stretch.step - pitch, stretch.size)
     }
 
@@ -173,17 +174,5 @@ impl PartitionContext<'_> {
         let start = self.builder.scale(rank, step as f64)?;
         let start = self.builder.shift(start, first as f64)?;
         self.builder.dynamic_slice_dim(value, dim, start, size)
-    }
-
-    /// Adds zeros to a dimension, before and after it.
-    pub(crate) fn zeros_around(&mut self, value: Value, dim: usize, low: i64, high: i64) -> Result<Value, OpError> {
-        if low == 0 && high == 0 {
-            return Ok(value);
-        }
-        let ty = self.builder.ty(value).clone();
-        let mut padding = vec![PadDim::NONE; ty.rank()];
-        padding[dim] = PadDim { low, high, interior: 0 };
-        let zero = self.builder.splat(TensorType::scalar(ty.dtype), 0.0);
-        self.builder.push1(Pad { padding: padding.into() }, &[value, zero])
     }
 }

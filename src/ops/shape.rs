@@ -220,7 +220,6 @@ impl Primitive for Transpose {
     }
 }
 
-/// The inverse of a permutation.
 pub(super) fn inverse(permutation: &[usize]) -> AxisList {
     let mut inverse = AxisList::from_elem(0, permutation.len());
     permutation.iter().enumerate().for_each(|(index, &axis)| inverse[axis] = index);
@@ -250,7 +249,6 @@ impl crate::ir::Attribute for SliceDim {
 }
 
 impl SliceDim {
-    /// The whole of a dimension.
     pub(crate) fn whole(size: usize) -> SliceDim {
         SliceDim { start: 0, limit: size, stride: 1 }
     }

@@ -12,7 +12,6 @@ use crate::sharding::{Shardings, parallel_axes};
 /// A partitioned body, and the specs of its results before they were brought into the specs demanded.
 pub(super) struct Body {
     pub(super) graph: Graph,
-    /// The specs of its outputs.
     pub(super) outputs: Vec<Spec>,
     /// Whether each input was used as it came: never brought into another state of summation.
     untouched: Vec<bool>,

@@ -129,7 +129,6 @@ impl<'a, 'b> Walk<'a, 'b> {
         self.versions[value.index()].first()
     }
 
-    /// All versions of a value.
     pub(super) fn versions(&self, value: Value) -> &[Version] {
         &self.versions[value.index()]
     }

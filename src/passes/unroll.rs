@@ -14,12 +14,11 @@ pub fn unroll(graph: &Graph) -> Graph {
     unroll_in(graph, &mut BodyCache::default())
 }
 
-fn is_unrolled(op: &Op) -> bool {
-    matches!(op, Op::Scan(scan) if scan.unroll > 1) || op.regions().any(|body| has_unrolled(body))
-}
-
 fn has_unrolled(graph: &Graph) -> bool {
-    graph.nodes().any(|node| node.op().as_primitive().is_none() && is_unrolled(node.op()))
+    graph
+        .nodes()
+        .map(|node| node.op())
+        .any(|op| matches!(op, Op::Scan(scan) if scan.unroll > 1) || op.regions().any(|body| has_unrolled(body)))
 }
 
 fn unroll_in(graph: &Graph, bodies: &mut BodyCache) -> Graph {
@@ -32,12 +31,8 @@ fn unroll_in(graph: &Graph, bodies: &mut BodyCache) -> Graph {
             |body: &Arc<Graph>| if has_unrolled(body) { bodies.transform(body, unroll_in) } else { body.clone() };
         match node.op().map_regions(by_body) {
             Some(Op::Scan(scan)) if scan.unroll > 1 => write_out(&mut copy.builder, node, scan, &mut copy.map),
-            Some(op) => {
-                copy.node_as(node, op);
-            }
-            None => {
-                copy.node(node);
-            }
+            Some(op) => drop(copy.node_as(node, op)),
+            None => drop(copy.node(node)),
         }
     }
     copy.finish()

@@ -212,7 +212,6 @@ impl Reader<'_> {
         Err(start.fail(format!("expected one of {}, found `{found}`{suggestion}", others.join(", "))))
     }
 
-    /// Numbers with a separator between them.
     pub(crate) fn separated<const N: usize>(&mut self, separator: &str) -> Result<[usize; N]> {
         let mut numbers = [0; N];
         for (index, number) in numbers.iter_mut().enumerate() {

@@ -348,8 +348,7 @@ impl Definition<'_> {
         let limit = self.builder.splat_like(draw, AttentionForm::drops_below(rate));
         let is_kept = self.builder.compare(Direction::Ge, draw, limit)?;
         let scaled = self.builder.scale(scores, 1.0 / (1.0 - rate.get()))?;
-        let nothing = self.builder.zeros_like(scaled);
-        self.builder.push1(Select, &[is_kept, scaled, nothing])
+        self.builder.or_zero(is_kept, scaled)
     }
 
     /// See [`Attention`].

@@ -35,7 +35,6 @@ struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Sends values to the next device.
     fn send(&self, builder: &mut GraphBuilder, values: &[Value]) -> Result<Vec<Value>, OpError> {
         let size = self.group.size as u32;
         let pairs: Box<[(u32, u32)]> = (0..size).map(|rank| (rank, (rank + 1) % size)).collect();
@@ -106,7 +105,6 @@ fn operands(staying: &[Value], travelling: &[Value]) -> Values {
     (0..count).filter_map(operand).copied().collect()
 }
 
-/// Parts the operands of an op of attention into those that stay and those that travel.
 fn parted(context: &PartitionContext<'_>) -> (Vec<Value>, Vec<Value>) {
     let (travelling, staying): (Vec<usize>, Vec<usize>) =
         (0..context.operand_count()).partition(|index| TRAVELLING.contains(index));

@@ -29,12 +29,10 @@ pub struct BatchContext<'a> {
     pub axis_name: Name,
     pub(crate) operands: &'a [Batched],
     pub(crate) results: SmallVec<[Batched; 2]>,
-    /// How a definition is batched.
     pub(crate) definition: &'a BatchDefinition<'a>,
 }
 
 impl BatchContext<'_> {
-    /// Number of operands.
     pub(crate) fn operand_count(&self) -> usize {
         self.operands.len()
     }
@@ -49,7 +47,6 @@ impl BatchContext<'_> {
         self.operands[index].batched
     }
 
-    /// The type of an operand of one example.
     pub(crate) fn example_type(&self, index: usize) -> TensorType {
         let mut ty = self.builder.ty(self.operands[index].value).clone();
         if self.operands[index].batched {

@@ -17,7 +17,6 @@ pub(crate) type PushForward =
 /// The accessors of a node's values that the contexts of both modes have.
 macro_rules! node_values {
     () => {
-        /// Number of operands.
         pub(crate) fn operand_count(&self) -> usize {
             self.operands.len()
         }
@@ -37,7 +36,6 @@ macro_rules! node_values {
             self.results[index]
         }
 
-        /// The error of an op without a derivative.
         pub(crate) fn not_differentiable(&self, op: &'static str) -> OpError {
             OpError::new(op, TypeError::NotDifferentiable, self.operand_types(), self.builder.origin())
         }
@@ -46,7 +44,6 @@ macro_rules! node_values {
             self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect()
         }
 
-        /// Returns the graph of a definition over the operands.
         fn graph_of(
             &self,
             definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
@@ -65,7 +62,6 @@ pub struct VjpContext<'a> {
     pub(crate) cotangents: &'a [Option<Value>],
     pub(crate) needs: &'a [bool],
     pub(crate) gradients: &'a mut [Option<Value>],
-    /// How a definition is differentiated.
     pub(crate) definition: PullBack,
 }
 
@@ -133,7 +129,6 @@ pub struct JvpContext<'a> {
     pub(crate) results: &'a [Value],
     pub(crate) tangents: &'a [Option<Value>],
     pub(crate) found: &'a mut [Option<Value>],
-    /// How a definition is differentiated.
     pub(crate) definition: PushForward,
 }
 
@@ -156,12 +151,10 @@ impl JvpContext<'_> {
         self.tangents[index]
     }
 
-    /// States the tangent of a result.
     pub(crate) fn set(&mut self, result: usize, tangent: Value) {
         self.found[result] = Some(tangent);
     }
 
-    /// Adds to the tangent of a result.
     pub(crate) fn add(&mut self, result: usize, tangent: Value) -> Result<(), OpError> {
         self.found[result] = Some(match self.found[result] {
             Some(sum) => self.builder.add(sum, tangent)?,

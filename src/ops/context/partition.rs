@@ -64,7 +64,6 @@ impl<'a> PartitionContext<'a> {
         self.ports.operands[index]
     }
 
-    /// The type of a whole operand.
     pub(crate) fn operand_type(&self, index: usize) -> &TensorType {
         self.ports.operand_types[index]
     }
@@ -101,12 +100,10 @@ impl<'a> PartitionContext<'a> {
         Ok(())
     }
 
-    /// Number of operands.
     pub(crate) fn operand_count(&self) -> usize {
         self.ports.operands.len()
     }
 
-    /// Whether a local value is known to be zero.
     pub(crate) fn is_zero(&self, value: Value) -> bool {
         self.builder.graph().is_zero(value)
     }

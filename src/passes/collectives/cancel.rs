@@ -201,7 +201,6 @@ struct Term {
     rest: Option<Value>,
     reduction: Op,
     operand: Value,
-    /// The origin of the reduction.
     origin: Origin,
 }
 

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashSet;
 
 use crate::ir::{BodyCache, DType, Graph, GraphBuilder, GraphCopy, NodeRef, Phase, TensorType, Value};
-use crate::ops::{AllGather, Barrier, Concatenate, Devices, Group, Op, Pad, PadDim, ReduceScatter, Transpose};
+use crate::ops::{AllGather, Barrier, Concatenate, Devices, Group, Op, ReduceScatter, Transpose};
 use meshloom_hlo::CollectiveKind;
 
 /// The lanes of a TPU's vector unit: a row of a buffer has a multiple of them.
@@ -240,7 +240,7 @@ fn exchange(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) -> Exchanged {
         }
         if size < rows * columns {
             value = builder.reshape_to(value, ty(&[before, size]));
-            value = pad(builder, value, rows * columns - size);
+            value = builder.zeros_around(value, 1, 0, rows * columns - size);
         }
         parts.push(builder.reshape_to(value, ty(&[before, rows, columns])));
     }
@@ -323,13 +323,4 @@ fn transpose(builder: &mut GraphBuilder, value: Value, order: &[usize]) -> Value
     let ty = builder.ty(value);
     let moved = TensorType { dtype: ty.dtype, dims: order.iter().map(|&from| ty.dims[from]).collect() };
     builder.push_typed(Transpose { permutation: order.into() }.into(), &[value], [moved])[0]
-}
-
-/// Adds zeros behind each row of a matrix.
-fn pad(builder: &mut GraphBuilder, matrix: Value, more: usize) -> Value {
-    let mut ty = builder.ty(matrix).clone();
-    let zero = builder.splat(TensorType::scalar(ty.dtype), 0.0);
-    let padding = [PadDim::NONE, PadDim { low: 0, high: more as i64, interior: 0 }];
-    ty.dims[1] += more;
-    builder.push_typed(Pad { padding: padding.into() }.into(), &[matrix, zero], [ty])[0]
 }

@@ -27,7 +27,7 @@ pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
             let (bytes, width) = op.element_bytes();
             Literal::from_bytes(ty.clone(), bytes[..width].repeat(ty.element_count())).ok()
         }
-        Op::Iota(op) => by_index(ty, |index| Number::from_index(index[op.axis]).bytes(ty.dtype)),
+        Op::Iota(op) => by_index(ty, |index| Number::Integer(index[op.axis] as i128).bytes(ty.dtype)),
         Op::BroadcastInDim(op) => pick(operand(0), ty, |index, dim| index[op.mapping[dim]]),
         Op::Reshape(_) => Literal::from_bytes(ty.clone(), operand(0).bytes()).ok(),
         Op::Transpose(op) => {
