@@ -130,7 +130,9 @@ macro_rules! rules {
     };
     (batch: axis) => {
         fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-            context.all(Self { axis: self.axis + 1, ..self.clone() })
+            let mut batched = self.clone();
+            batched.axis += 1;
+            context.all(batched)
         }
     };
     (batch: never) => {
