@@ -19,11 +19,6 @@ impl Analysis for Activity {
         one | other
     }
 
-    /// A choice has no derivative.
-    fn controlled(&self, active: bool, _control: &bool) -> bool {
-        active
-    }
-
     /// An op that runs its body exactly once is differentiated as a whole.
     fn looks_into(&self, op: &Op) -> bool {
         !op.is_wrapper()

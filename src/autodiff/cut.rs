@@ -35,7 +35,6 @@ pub(super) enum Input {
 }
 
 impl Input {
-    /// Whether the early half can have the input.
     pub(super) fn is_early(self) -> bool {
         matches!(self, Input::Early { .. } | Input::Carry)
     }
@@ -204,10 +203,16 @@ pub(super) fn happens_early(node: NodeRef<'_>, late: &[bool]) -> bool {
     node.op().has_side_effect() && !node.results().any(|result| late[result.index()])
 }
 
-/// Marks the values that the marked ones depend on, and those that the nodes needed anyway depend on.
-pub(super) fn mark_needed(graph: &Graph, live: &mut [bool], anyway: impl Fn(NodeRef<'_>) -> bool) {
+/// Marks the values that the marked ones depend on, and those that the nodes needed anyway depend on. What a value for
+/// which `ends` holds depends on is not needed for its sake.
+pub(super) fn mark_needed(
+    graph: &Graph,
+    live: &mut [bool],
+    ends: impl Fn(Value) -> bool,
+    anyway: impl Fn(NodeRef<'_>) -> bool,
+) {
     for node in graph.nodes().rev() {
-        let results: Flags = node.results().map(|result| live[result.index()]).collect();
+        let results: Flags = node.results().map(|result| live[result.index()] && !ends(result)).collect();
         let any = results.contains(&true) || anyway(node);
         for (index, operand) in node.operands().iter().enumerate() {
             live[operand.index()] |= if matches!(node.op(), Op::Barrier(_)) { results[index] } else { any };
@@ -238,92 +243,99 @@ fn is_repeatable(op: &Op) -> bool {
 /// computes.
 pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
     let graph = task.graph;
-    // Where bytes are equal, the cut with the fewest of these is taken: values kept besides inputs (2), nodes computed
-    // twice (1), nodes moved to the early half (1).
     let unit = 4 * (graph.value_count() + graph.node_count() + 1) as u128;
-    let mut network = Network::new();
-    // The vertex of each value's maker, and the vertex of the value where the late half has it.
-    let mut made = vec![None; graph.value_count()];
-    let mut had = vec![None; graph.value_count()];
-    let bytes = |value: Value| graph.ty(value).byte_count() as u128;
-    for (&value, input) in graph.inputs().iter().zip(task.inputs) {
-        if !needs.late[value.index()] {
-            continue;
-        }
-        let (maker, value) = (network.vertex(), value);
-        made[value.index()] = Some(maker);
-        let price = match *input {
-            Input::Early { times } => bytes(value) * times as u128 * unit,
-            Input::Carry => bytes(value) * task.times as u128 * unit + 2,
-            Input::Late | Input::LateCarry => {
-                network.arc(maker, Network::SINK, UNBOUNDED);
-                continue;
-            }
-        };
-        let vertex = network.vertex();
-        had[value.index()] = Some(vertex);
-        network.arc(Network::SOURCE, maker, UNBOUNDED);
-        network.arc(maker, vertex, price);
+    let (made, had) = (vec![None; graph.value_count()], vec![None; graph.value_count()]);
+    let mut cutting = Cutting { task, needs, unit, network: Network::new(), made, had };
+    for (&value, &input) in graph.inputs().iter().zip(task.inputs).filter(|(value, _)| needs.late[value.index()]) {
+        cutting.input(value, input);
     }
-    for node in graph.nodes() {
-        let is_barrier = matches!(node.op(), Op::Barrier(_));
-        let mut maker = None;
-        for (index, result) in node.results().enumerate() {
-            if !needs.late[result.index()] {
-                continue;
-            }
-            if maker.is_none() || is_barrier {
-                let vertex = network.vertex();
-                maker = Some(vertex);
-                let operands = if is_barrier { &node.operands()[index..=index] } else { node.operands() };
-                let early = match is_barrier {
-                    true => needs.early[result.index()],
-                    false => node.results().any(|result| needs.early[result.index()]),
-                };
-                place(&mut network, node, vertex, early);
-                for operand in operands {
-                    if let Some(had) = had[operand.index()] {
-                        network.arc(had, vertex, UNBOUNDED);
-                    }
-                    // A node that is moved to the early half needs its operands there.
-                    let is_there = needs.early[operand.index()];
-                    if let Some(made) = made[operand.index()].filter(|_| !early && !is_there) {
-                        network.arc(vertex, made, UNBOUNDED);
-                    }
-                }
-            }
-            let Some(maker) = maker else { continue };
-            made[result.index()] = Some(maker);
-            let vertex = network.vertex();
-            had[result.index()] = Some(vertex);
-            network.arc(maker, vertex, bytes(result) * task.times as u128 * unit + 2);
-        }
-    }
+    graph.nodes().for_each(|node| cutting.node(node));
     let late_outputs = || returned(graph, task.outputs, Output::Late);
+    let Cutting { mut network, made, had, .. } = cutting;
     for had in late_outputs().filter_map(|value| had[value.index()]) {
         network.arc(had, Network::SINK, UNBOUNDED);
     }
     let near = network.cut();
     let is_early = |value: Value| made[value.index()].is_some_and(|maker| near[maker]);
-    // The early values that the late half reads.
     let mut wanted = vec![false; graph.value_count()];
     late_outputs().for_each(|value| wanted[value.index()] = true);
-    for node in graph.nodes().rev() {
-        let results: Flags = node.results().map(|result| wanted[result.index()] && !is_early(result)).collect();
-        for (index, operand) in node.operands().iter().enumerate() {
-            wanted[operand.index()] |= match node.op() {
-                Op::Barrier(_) => results[index],
-                _ => results.contains(&true),
+    mark_needed(graph, &mut wanted, is_early, |_| false);
+    let is_input = |value: Value| matches!(graph.definition(value), Definition::Input(_));
+    graph.values().filter(|&value| wanted[value.index()] && (is_input(value) || is_early(value))).collect()
+}
+
+/// The network whose smallest cut parts the two halves.
+struct Cutting<'t> {
+    task: &'t Task<'t>,
+    needs: &'t Needs,
+    /// The price of a byte. Where bytes are equal, the cut with the fewest of these is taken: values kept besides inputs
+    /// (2), nodes computed twice (1), nodes moved to the early half (1).
+    unit: u128,
+    network: Network,
+    /// The vertex of each value's maker.
+    made: Vec<Option<usize>>,
+    /// The vertex of each value where the late half has it.
+    had: Vec<Option<usize>>,
+}
+
+impl Cutting<'_> {
+    fn price(&self, value: Value, times: usize) -> u128 {
+        self.task.graph.ty(value).byte_count() as u128 * times as u128 * self.unit
+    }
+
+    fn input(&mut self, value: Value, input: Input) {
+        let maker = self.network.vertex();
+        self.made[value.index()] = Some(maker);
+        let price = match input {
+            Input::Early { times } => self.price(value, times),
+            Input::Carry => self.price(value, self.task.times) + 2,
+            Input::Late | Input::LateCarry => return self.network.arc(maker, Network::SINK, UNBOUNDED),
+        };
+        let vertex = self.network.vertex();
+        self.had[value.index()] = Some(vertex);
+        self.network.arc(Network::SOURCE, maker, UNBOUNDED);
+        self.network.arc(maker, vertex, price);
+    }
+
+    /// Enters the results of a node that the late half needs. Each result of a barrier has a maker of its own.
+    fn node(&mut self, node: NodeRef<'_>) {
+        let is_barrier = matches!(node.op(), Op::Barrier(_));
+        let mut known = None;
+        for (index, result) in node.results().enumerate().filter(|(_, result)| self.needs.late[result.index()]) {
+            let maker = match known.filter(|_| !is_barrier) {
+                Some(maker) => maker,
+                None if is_barrier => {
+                    self.maker(node, &node.operands()[index..=index], self.needs.early[result.index()])
+                }
+                None => {
+                    let early = node.results().any(|result| self.needs.early[result.index()]);
+                    self.maker(node, node.operands(), early)
+                }
             };
+            known = Some(maker);
+            self.made[result.index()] = Some(maker);
+            let vertex = self.network.vertex();
+            self.had[result.index()] = Some(vertex);
+            self.network.arc(maker, vertex, self.price(result, self.task.times) + 2);
         }
     }
-    graph
-        .values()
-        .filter(|&value| {
-            let is_input = matches!(graph.definition(value), Definition::Input(_));
-            wanted[value.index()] && (is_input || is_early(value))
-        })
-        .collect()
+
+    /// The vertex of a node that makes values from these operands, connected to theirs.
+    fn maker(&mut self, node: NodeRef<'_>, operands: &[Value], early: bool) -> usize {
+        let maker = self.network.vertex();
+        place(&mut self.network, node, maker, early);
+        for operand in operands {
+            if let Some(had) = self.had[operand.index()] {
+                self.network.arc(had, maker, UNBOUNDED);
+            }
+            // A node that is moved to the early half needs its operands there.
+            let is_there = self.needs.early[operand.index()];
+            if let Some(made) = self.made[operand.index()].filter(|_| !early && !is_there) {
+                self.network.arc(maker, made, UNBOUNDED);
+            }
+        }
+        maker
+    }
 }
 
 /// Connects the maker of a value that the late half needs to the halves in which it may be.

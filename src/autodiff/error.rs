@@ -4,6 +4,7 @@ use crate::ir::{OpError, Origin};
 
 /// The reason why a graph has no gradient.
 #[derive(Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum GradientError {
     /// An op on the way has no gradient.
     #[error(transparent)]
@@ -13,19 +14,11 @@ pub enum GradientError {
     NotScalar {
         /// Type of the first output, or `nothing`.
         found: String,
-        /// Where the gradient is asked for.
         origin: Origin,
     },
     /// There is no such input.
     #[error("cannot differentiate with respect to input {input} of `{graph}`, which has {count}")]
-    NoInput {
-        /// The input asked for.
-        input: usize,
-        /// Name of the graph.
-        graph: String,
-        /// Number of inputs it has.
-        count: usize,
-    },
+    NoInput { input: usize, graph: String, count: usize },
 }
 
 meshloom_hlo::debug_is_message!(GradientError);

@@ -32,7 +32,6 @@ struct Pushed {
 }
 
 impl JvpCache {
-    /// Returns an empty cache.
     pub(super) fn new(walk: Walk) -> JvpCache {
         JvpCache { walk, functions: Memo::default() }
     }
@@ -206,8 +205,7 @@ fn jvp_while(builder: &mut GraphBuilder, op: &While, incoming: Incoming<'_>) -> 
         condition: Arc::new(condition.finish_body(goes_on)),
         body: pushed.graph,
         invariant_count: invariants + count(&active[groups[0].clone()]),
-        at_most: op.at_most,
-        often: op.often.clone(),
+        ..op.clone()
     };
     let results = builder.push(op, &grouped(operands, &tangents, &groups))?;
     ungrouped(&results, &pushed.active, &whole(pushed.active.len()))

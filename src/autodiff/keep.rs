@@ -91,7 +91,6 @@ impl Nested {
 }
 
 impl Keeping {
-    /// Keeps nothing.
     pub(super) fn nothing() -> Keeping {
         Keeping { policy: RematPolicy::Full, own: Vec::new(), nested: FxHashMap::default(), types: Vec::new() }
     }

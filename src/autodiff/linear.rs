@@ -59,7 +59,6 @@ const NOT_CONSTANT: &str = "its derivative depends on the linear inputs";
 const AFFINE: &str =
     "its result is not zero where the linear inputs are: something that does not depend on them is added";
 
-/// Returns the error at the op that defines a value.
 fn refuse(graph: &Graph, value: Value, reason: &'static str) -> OpError {
     match graph.defining_node(value) {
         Some(node) => refuse_node(graph, node, reason),

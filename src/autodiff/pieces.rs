@@ -3,7 +3,7 @@
 use super::cut::is_work;
 use super::weights::SplitBackward;
 use crate::ir::{DType, Definition, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, PortInfo, TensorType, Value};
-use crate::ops::{DynamicSlice, Op, Scan};
+use crate::ops::{Op, Scan};
 
 /// The weights' half in independent pieces, which are the iterations of a loop over layers.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl SplitBackward {
         for other in graph.nodes().filter(|other| other.id != node.id) {
             copy.node(other);
         }
-        let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
+        let operands = copy.operands(node);
         let builder = &mut copy.builder;
         builder.set_origin(node.origin());
         let (invariants, stacked) = operands.split_at(scan.invariant_count);
@@ -71,14 +71,8 @@ fn the_loop(graph: &Graph) -> Option<(&Scan, NodeRef<'_>)> {
     (scan.carry_count == 0 && !is_read).then_some((scan, node))
 }
 
-/// Returns the slice with this number.
 fn slice(builder: &mut GraphBuilder, stacked: Value, number: Value) -> Result<Value, OpError> {
-    let mut sizes = builder.ty(stacked).dims.clone();
-    let dims: Vec<usize> = sizes[1..].to_vec();
-    sizes[0] = 1;
-    let zero = builder.splat(TensorType::scalar(DType::S32), 0.0);
-    let mut operands = vec![stacked, number];
-    operands.extend(dims.iter().map(|_| zero));
-    let slice = builder.push1(DynamicSlice { sizes }, &operands)?;
-    builder.reshape(slice, &dims)
+    let slice = builder.dynamic_slice_dim(stacked, 0, number, 1)?;
+    let dims = builder.ty(slice).dims.clone();
+    builder.reshape(slice, &dims[1..])
 }

@@ -174,7 +174,7 @@ fn divide(
     let mut live = vec![false; flat.value_count()];
     results.iter().for_each(|value| live[value.index()] = true);
     let happens = |node: NodeRef<'_>| happens_early(node, &needs.late);
-    mark_needed(&flat, &mut live, happens);
+    mark_needed(&flat, &mut live, |_| false, happens);
     let taken: Vec<usize> = (0..inputs.len())
         .filter(|&input| {
             let is_read = live[flat.inputs()[input].index()];
@@ -199,26 +199,13 @@ fn divide(
     chosen(Output::Late).for_each(|value| live[value.index()] = true);
     let mut at_hand = vec![false; flat.value_count()];
     read_values.iter().for_each(|value| at_hand[value.index()] = true);
-    mark_late(&flat, &mut live, &at_hand);
+    mark_needed(&flat, &mut live, |value| at_hand[value.index()], |_| false);
+    read_values.iter().for_each(|value| live[value.index()] = false);
     copy_live(&flat, &mut copy, &live, |_| false);
     let late_part = copy.finish_body(chosen(Output::Late));
     let reads = read.into_iter().map(Read::Argument).chain((0..between.len()).map(Read::Between)).collect();
     let late_part = late_part.renamed(format!("{}_weights", graph.name()));
     Ok(Parts { early: Arc::new(early_part), taken, late: Arc::new(late_part), reads })
-}
-
-/// Marks the values that the marked ones depend on, up to those at hand, which are unmarked.
-fn mark_late(graph: &Graph, live: &mut [bool], at_hand: &[bool]) {
-    for node in graph.nodes().rev() {
-        node.results().for_each(|result| live[result.index()] &= !at_hand[result.index()]);
-        let is_live = node.results().any(|result| live[result.index()]);
-        let is_barrier = matches!(node.op(), Op::Barrier(_));
-        for (index, operand) in node.operands().iter().enumerate() {
-            let needed =
-                if is_barrier { node.results().nth(index).is_some_and(|result| live[result.index()]) } else { is_live };
-            live[operand.index()] |= needed;
-        }
-    }
 }
 
 /// Copies the nodes with results that are marked, and the nodes needed anyway. Only the marked results of a barrier are
@@ -264,11 +251,9 @@ fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, c
     }
     // The values that the early half can have: its own, and those that may be moved there.
     let mut can_be_early = needs.early.clone();
-    for (value, input) in graph.inputs().iter().zip(inputs) {
-        can_be_early[value.index()] = input.is_early();
-    }
     let mut lies_there = vec![false; graph.value_count()];
     for (value, input) in graph.inputs().iter().zip(inputs) {
+        can_be_early[value.index()] = input.is_early();
         lies_there[value.index()] = *input == Input::Early { times: 0 };
     }
     let mut copy = GraphCopy::with_inputs(graph);
@@ -331,7 +316,7 @@ fn push_parts(
     scan: Option<&Scan>,
 ) -> Result<(), OpError> {
     let Parts { early: early_part, taken, late: late_part, reads } = parts;
-    let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
+    let operands = copy.operands(node);
     let outer = copy.builder.origin();
     copy.builder.set_origin(node.origin());
     let early_count = number_of(outputs, Output::Early);
@@ -398,14 +383,8 @@ fn open_wrappers(graph: &Graph, is_mixed: impl Fn(NodeRef<'_>) -> bool) -> Optio
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         match node.op().regions().next() {
-            Some(body) if opens(node) => {
-                let operands: Vec<Value> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
-                let results = copy.builder.inline(body, &operands);
-                node.results().zip(results).for_each(|(old, new)| copy.map.set(old, new));
-            }
-            _ => {
-                copy.node(node);
-            }
+            Some(body) if opens(node) => copy.inline(node, body),
+            _ => drop(copy.node(node)),
         }
     }
     Some(copy.finish_body(graph.outputs().iter().copied()))

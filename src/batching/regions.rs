@@ -13,7 +13,6 @@ use crate::ops::{
 
 type Results = Result<SmallVec<[Batched; 2]>, OpError>;
 
-/// The results of an op with regions over a batch.
 pub(super) fn batch(
     builder: &mut GraphBuilder,
     op: RegionKind<'_>,

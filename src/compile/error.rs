@@ -13,6 +13,7 @@ use crate::transform::diloco::DilocoError;
 
 /// Everything that can go wrong in meshloom.
 #[derive(thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum Error {
     /// The traced program's fault: an op got operands or attributes it does not take.
     #[error(transparent)]
@@ -52,12 +53,7 @@ pub enum Error {
     Diloco(#[from] DilocoError),
     /// The caller's fault: a pass to leave out that does not exist.
     #[error("there is no pass `{name}`{suggestion}; the passes are listed in `compile::PASSES`")]
-    UnknownPass {
-        /// The name given.
-        name: String,
-        /// A name that is near, if any.
-        suggestion: String,
-    },
+    UnknownPass { name: String, suggestion: String },
     /// The program's or the specs' fault: the program of one device cannot be made.
     #[error(transparent)]
     Partition(#[from] crate::partition::PartitionError),
@@ -66,12 +62,7 @@ pub enum Error {
     Internal(#[from] Box<InternalError>),
     /// meshloom's fault: a pass made a graph that breaks an invariant.
     #[error("the graph after `{pass}` is invalid, which is a defect of meshloom: {source}")]
-    Verify {
-        /// Name of the pass.
-        pass: &'static str,
-        /// The broken invariant.
-        source: crate::ir::VerifyError,
-    },
+    Verify { pass: &'static str, source: crate::ir::VerifyError },
 }
 
 meshloom_hlo::debug_is_message!(Error);
@@ -107,15 +98,14 @@ boxed!(Error {
 
 /// The reason why a program does not take its arguments.
 #[derive(Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum ArgumentError {
     /// The tree of the arguments is not that of the inputs.
     #[error("the {what}: expected {expected}; found {found}")]
     Tree {
         /// `inputs`, or `state` for that of a step.
         what: &'static str,
-        /// Paths of the inputs.
         expected: String,
-        /// Paths of the values that were given.
         found: String,
     },
     /// A value has another type than its input.
@@ -125,75 +115,37 @@ pub enum ArgumentError {
         what: &'static str,
         /// Path of the input; empty where it is the only one.
         path: String,
-        /// Type of the input.
         expected: TensorType,
-        /// Type of the value.
         found: TensorType,
     },
     /// An output is to share its buffer with an input, but cannot.
     #[error(
         "`LowerOptions::aliases` has ({output}, {input}), but output {output} cannot share a buffer with input {input}: {reason}"
     )]
-    Alias {
-        /// The output asked for.
-        output: usize,
-        /// The input asked for.
-        input: usize,
-        /// The reason.
-        reason: AliasProblem,
-    },
+    Alias { output: usize, input: usize, reason: AliasProblem },
     /// An option that the function does not follow.
     #[error("`{function}` does not follow `LowerOptions::{field}`; use `{instead}`")]
-    Unfollowed {
-        /// The function called.
-        function: &'static str,
-        /// The field of the options.
-        field: &'static str,
-        /// The function that follows it.
-        instead: &'static str,
-    },
+    Unfollowed { function: &'static str, field: &'static str, instead: &'static str },
     /// XLA is to partition a program over processes between which its plugin has no collectives.
     #[error(
         "XLA's partitioner makes no program of {processes} processes on this platform; leave `LowerOptions::partition` at `PartitionMode::Explicit`, or run one process"
     )]
-    Processes {
-        /// The processes asked for.
-        processes: usize,
-    },
+    Processes { processes: usize },
     /// There are more values than inputs, or a run has fewer.
     #[error("the program has {}, but the number of values given is {given}", counted(*.inputs, "input"))]
-    Count {
-        /// Inputs of the program.
-        inputs: usize,
-        /// Values given, with those in front of them.
-        given: usize,
-    },
+    Count { inputs: usize, given: usize },
 }
 
 /// The reason why an output cannot share a buffer with an input.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum AliasProblem {
     /// One of them does not exist.
-    Missing {
-        /// Inputs of the program.
-        inputs: usize,
-        /// Outputs of the program.
-        outputs: usize,
-    },
+    Missing { inputs: usize, outputs: usize },
     /// They have different types.
-    Types {
-        /// The type of the output.
-        output: TensorType,
-        /// The type of the input.
-        input: TensorType,
-    },
+    Types { output: TensorType, input: TensorType },
     /// One of them shares its buffer already.
-    Twice {
-        /// The output of the other pair.
-        output: usize,
-        /// Its input.
-        input: usize,
-    },
+    Twice { output: usize, input: usize },
 }
 
 impl fmt::Display for AliasProblem {

@@ -103,6 +103,15 @@ impl Lowering<'_> {
         self.start = Instant::now();
     }
 
+    /// As [`Lowering::done`], once the verifier has looked at the graph.
+    fn verified(&mut self, pass: &'static str, graph: &Graph) -> Result<(), Error> {
+        if !self.options.skip_verifier {
+            verify(graph).map_err(|source| Error::Verify { pass, source })?;
+        }
+        self.done(pass, graph);
+        Ok(())
+    }
+
     fn passes(&mut self, graph: &Graph, table: &[Pass]) -> Result<Graph, Error> {
         let limits = &self.options.limits;
         let steps = schedule(table, self.options.without, limits);
@@ -124,10 +133,7 @@ impl Lowering<'_> {
             Some(padded) => (padded, Some(Ports::of(&annotated.graph))),
             None => (annotated.graph, None),
         };
-        if !self.options.skip_verifier {
-            verify(&graph).map_err(|source| Error::Verify { pass: "shard", source })?;
-        }
-        self.done("shard", &graph);
+        self.verified("shard", &graph)?;
         let (table, diagnostics) = (annotated.table, annotated.diagnostics);
         Ok(Sharded { graph, unpadded, mesh: mesh.clone(), table, diagnostics })
     }
@@ -153,17 +159,11 @@ impl Lowering<'_> {
         let mut graph = self.kernels(&graph)?;
         if let Some(levels) = levels {
             graph = levels.write(&graph, &propagated.mesh);
-            if !self.options.skip_verifier {
-                verify(&graph).map_err(|source| Error::Verify { pass: "collective-levels", source })?;
-            }
-            self.done("collective-levels", &graph);
+            self.verified("collective-levels", &graph)?;
         }
         if self.options.processes > 1 {
             graph = collectives_by_process(&graph, &propagated.mesh, self.options.processes);
-            if !self.options.skip_verifier {
-                verify(&graph).map_err(|source| Error::Verify { pass: "collectives-by-process", source })?;
-            }
-            self.done("collectives-by-process", &graph);
+            self.verified("collectives-by-process", &graph)?;
         }
         Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
     }
@@ -178,10 +178,7 @@ impl Lowering<'_> {
         };
         let (expanded, uses) = expand(graph, &self.options.kernels, &tidy)?;
         self.kernels = uses;
-        if !self.options.skip_verifier {
-            verify(&expanded).map_err(|source| Error::Verify { pass: "kernels", source })?;
-        }
-        self.done("kernels", &expanded);
+        self.verified("kernels", &expanded)?;
         Ok(expanded)
     }
 

@@ -35,11 +35,6 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Whether it does anything within these limits.
-    fn is_on(&self, limits: &CollectiveLimits) -> bool {
-        !matches!(self, Step::Matmul) || limits.matmul != CollectiveMatmul::Off
-    }
-
     fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
         match self {
             Step::Rewrite(rewrite) => rewrite.run(graph),
@@ -69,6 +64,13 @@ impl fmt::Debug for Pass {
     }
 }
 
+/// A table with a name, a description and a step in each row.
+macro_rules! passes {
+    ($($name:literal: $description:literal, $step:expr;)*) => {
+        &[$(Pass { name: $name, description: $description, step: $step }),*]
+    };
+}
+
 /// The graph-to-graph passes, in the order they run.
 ///
 /// The order has these reasons: scans are written out first, so that all other passes see the copies. All passes but
@@ -78,44 +80,19 @@ impl fmt::Debug for Pass {
 /// it is folded, folded before it is simplified, and merged when nothing is left to simplify; a scan's body is done
 /// before anything is moved out of it, and moved nodes are merged with the nodes outside. Dead code is last: each pass
 /// before leaves nodes that nothing reads any more, and ports of scans that nothing needs.
-pub const PASSES: &[Pass] = &[
-    Pass { name: "unroll", description: "writes scans with an unroll factor out", step: Step::Graph(passes::unroll) },
-    Pass {
-        name: "markers",
-        description: "drops names and gradient stops, writes checkpoints and custom gradients in place",
-        step: Step::Rewrite(passes::ERASE_MARKERS),
-    },
-    Pass {
-        name: "constant-folding",
-        description: "computes small constants and splats",
-        step: Step::Rewrite(passes::FOLD_CONSTANTS),
-    },
-    Pass {
-        name: "algebra",
-        description: "applies identities that hold for every bit",
-        step: Step::Rewrite(passes::SIMPLIFY),
-    },
-    Pass {
-        name: "scan-operands",
-        description: "makes constants in scan bodies, takes out carries and outputs that do not change",
-        step: Step::Rewrite(passes::SCAN_OPERANDS),
-    },
-    Pass {
-        name: "loop-invariants",
-        description: "moves what every iteration computes alike in front of the loop, if it is small",
-        step: Step::Rewrite(passes::HOIST_SMALL),
-    },
-    Pass {
-        name: "common-subexpressions",
-        description: "merges nodes with equal ops and operands, and equal bodies",
-        step: Step::Rewrite(passes::MERGE),
-    },
-    Pass {
-        name: "dead-code",
-        description: "drops what no output depends on",
-        step: Step::Graph(passes::eliminate_dead_code),
-    },
-];
+pub const PASSES: &[Pass] = passes! {
+    "unroll": "writes scans with an unroll factor out", Step::Graph(passes::unroll);
+    "markers": "drops names and gradient stops, writes checkpoints and custom gradients in place",
+        Step::Rewrite(passes::ERASE_MARKERS);
+    "constant-folding": "computes small constants and splats", Step::Rewrite(passes::FOLD_CONSTANTS);
+    "algebra": "applies identities that hold for every bit", Step::Rewrite(passes::SIMPLIFY);
+    "scan-operands": "makes constants in scan bodies, takes out carries and outputs that do not change",
+        Step::Rewrite(passes::SCAN_OPERANDS);
+    "loop-invariants": "moves what every iteration computes alike in front of the loop, if it is small",
+        Step::Rewrite(passes::HOIST_SMALL);
+    "common-subexpressions": "merges nodes with equal ops and operands, and equal bodies", Step::Rewrite(passes::MERGE);
+    "dead-code": "drops what no output depends on", Step::Graph(passes::eliminate_dead_code);
+};
 
 /// The passes over the program of one device, in the order they run. Three of them are those of [`PASSES`], again.
 ///
@@ -124,55 +101,26 @@ pub const PASSES: &[Pass] = &[
 /// value are known when equal nodes are one and dead ones gone, before a gather that could be a ring is sent with
 /// another; a loop whose gathers have become rings can have a buffer beside it; and packed collectives are not combined
 /// with more.
-pub const LOCAL_PASSES: &[Pass] = &[
-    Pass {
-        name: "gather-slice",
-        description: "takes out collectives that undo each other, and does two reductions as one",
-        step: Step::Graph(passes::cancel_collectives),
-    },
-    Pass {
-        name: "hoist-gathers",
-        description: "gathers what a loop does not change in front of it, if memory allows",
-        step: Step::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes)),
-    },
-    Pass {
-        name: "algebra",
-        description: "applies algebraic identities once more: in parts, dimensions may have a single element",
-        step: Step::Rewrite(passes::SIMPLIFY),
-    },
-    Pass {
-        name: "scan-carries",
-        description: "carries values without the dimensions of one element that iterations take off and put back",
-        step: Step::Rewrite(passes::SCAN_CARRIES),
-    },
-    Pass {
-        name: "common-subexpressions",
-        description: "merges nodes with equal ops and operands, and equal bodies",
-        step: Step::Rewrite(passes::MERGE),
-    },
-    Pass {
-        name: "dead-code",
-        description: "drops what no output depends on",
-        step: Step::Graph(passes::eliminate_dead_code),
-    },
-    Pass {
-        name: "collective-matmul",
-        description: "cuts products beside all-gathers and reduce-scatters, and sends while it multiplies, where asked",
-        step: Step::Matmul,
-    },
-    Pass {
-        name: "pack-collectives",
-        description: "makes one transfer of all that can run beside a loop, where one loop hides only one",
-        step: Step::LimitedGraph(|graph, limits| passes::pack_collectives(graph, limits.packed_bytes)),
-    },
-    Pass {
-        name: "combine-collectives",
-        description: "makes one collective of several of a kind that are ready together",
-        step: Step::LimitedGraph(|graph, limits| {
+pub const LOCAL_PASSES: &[Pass] = passes! {
+    "gather-slice": "takes out collectives that undo each other, and does two reductions as one",
+        Step::Graph(passes::cancel_collectives);
+    "hoist-gathers": "gathers what a loop does not change in front of it, if memory allows",
+        Step::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes));
+    "algebra": "applies algebraic identities once more: in parts, dimensions may have a single element",
+        Step::Rewrite(passes::SIMPLIFY);
+    "scan-carries": "carries values without the dimensions of one element that iterations take off and put back",
+        Step::Rewrite(passes::SCAN_CARRIES);
+    "common-subexpressions": "merges nodes with equal ops and operands, and equal bodies", Step::Rewrite(passes::MERGE);
+    "dead-code": "drops what no output depends on", Step::Graph(passes::eliminate_dead_code);
+    "collective-matmul":
+        "cuts products beside all-gathers and reduce-scatters, and sends while it multiplies, where asked", Step::Matmul;
+    "pack-collectives": "makes one transfer of all that can run beside a loop, where one loop hides only one",
+        Step::LimitedGraph(|graph, limits| passes::pack_collectives(graph, limits.packed_bytes));
+    "combine-collectives": "makes one collective of several of a kind that are ready together",
+        Step::LimitedGraph(|graph, limits| {
             passes::combine_collectives(graph, limits.combined_bytes, limits.all_reduce_bytes)
-        }),
-    },
-];
+        });
+};
 
 /// Checks that the names of passes to leave out are names of passes, of ours or of the caller's.
 pub(super) fn check_pass_names(without: &[&str], further: &[Pass]) -> Result<(), Error> {
@@ -186,7 +134,8 @@ pub(super) fn check_pass_names(without: &[&str], further: &[Pass]) -> Result<(),
 /// The steps of a table that run, each with the name under which it is timed: rewrites that share a walk as one.
 pub(super) fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimits) -> Vec<(&'static str, Step)> {
     let mut steps: Vec<(&'static str, Step)> = Vec::new();
-    let runs = |pass: &&Pass| !without.contains(&pass.name) && pass.step.is_on(limits);
+    let is_off = |step: Step| matches!(step, Step::Matmul) && limits.matmul == CollectiveMatmul::Off;
+    let runs = |pass: &&Pass| !without.contains(&pass.name) && !is_off(pass.step);
     for pass in table.iter().filter(runs) {
         let step = match pass.step {
             Step::LimitedRewrite(rewrite) => Step::Rewrite(rewrite(limits)),

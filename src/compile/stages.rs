@@ -119,7 +119,6 @@ impl LoweredProgram {
         self.sharded().map(|sharded| &sharded.mesh)
     }
 
-    /// Whether it is for more than one device.
     pub(super) fn is_over_several(&self) -> bool {
         self.mesh().is_some_and(|mesh| mesh.device_count() > 1)
     }

@@ -1,8 +1,9 @@
 //! Collectives: groups given by mesh axes become XLA's lists of devices.
 
+use std::borrow::Cow;
+
 use meshloom_hlo::proto::{self, HloInstructionProto};
 
-use super::crossing::combine;
 use super::node::NodeEmitter;
 use crate::ir::{DType, TensorType};
 use crate::ops::{
@@ -57,11 +58,11 @@ fn write_groups(instruction: &mut HloInstructionProto, mesh: &Mesh, group: &Grou
     }
 }
 
-impl EmitCollectives for NodeEmitter<'_> {
+impl EmitCollectives for NodeEmitter<'_, '_> {
     /// XLA's CPU runtime, which takes several operands, gathers them wrongly in loops, so these are laid side by side
     /// as well.
     fn all_gather(&mut self, group: &Group, dim: usize) {
-        if self.crosses(group) {
+        if self.emitter.crosses(group) {
             return self.emit_crossing(group, CrossingKind::AllGather, dim);
         }
         let operands = self.operand_ids();
@@ -78,15 +79,15 @@ impl EmitCollectives for NodeEmitter<'_> {
     /// In a manual region, XLA's partitioner takes one operand alone (`spmd_partitioner.cc`, `HandleAllReduce`), so
     /// several are laid side by side.
     fn all_reduce(&mut self, group: &Group, kind: ReduceKind) {
-        if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::AllReduce(combine(kind)), 0);
+        if self.emitter.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::AllReduce(kind), 0);
         }
-        let combiner = self.combiner(kind.combiner().name(), self.operand_type(0).dtype);
+        let combiner = self.combiner(kind.name(), self.operand_type(0).dtype);
         self.emit_reduction("all-reduce", group, combiner, None);
     }
 
     fn all_to_all(&mut self, group: &Group, dim: usize) {
-        if self.crosses(group) {
+        if self.emitter.crosses(group) {
             return self.emit_crossing(group, CrossingKind::AllToAll, dim);
         }
         self.emit_collective("all-to-all", group, |instruction| instruction.dimensions.push(dim as i64));
@@ -94,7 +95,8 @@ impl EmitCollectives for NodeEmitter<'_> {
 
     /// The rank is computed from the device's place in the mesh.
     fn axis_index(&mut self, group: &Group) {
-        let (mesh, unsigned) = (self.emitter.mesh.clone().unwrap_or_default(), TensorType::scalar(DType::U32));
+        let mesh = self.emitter.options.mesh.map_or_else(Cow::default, Cow::Borrowed);
+        let unsigned = TensorType::scalar(DType::U32);
         let device = match self.emitter.place() {
             Some(place) => place,
             None if self.emitter.is_local() => self.fail("a parameter with the number of the device"),
@@ -126,11 +128,11 @@ impl EmitCollectives for NodeEmitter<'_> {
     }
 
     fn collective_permute(&mut self, group: &Group, pairs: &[(u32, u32)]) {
-        if self.crosses(group) {
+        if self.emitter.crosses(group) {
             return self.emit_crossing(group, CrossingKind::CollectivePermute(pairs.to_vec()), 0);
         }
         let channel = self.next_channel();
-        let (mesh, _) = self.partitioned_over();
+        let mesh = self.partitioned_over();
         let pairs = device_groups(&mesh, &group.axes).into_iter().flat_map(|devices| {
             let pair = move |&(source, target): &(u32, u32)| proto::SourceTarget {
                 source: devices[source as usize] as i64,
@@ -149,10 +151,10 @@ impl EmitCollectives for NodeEmitter<'_> {
     /// libtpu ends its process over one of several operands, so these are laid side by side too, as
     /// [`ReduceScatter::packed_columns`] says. One alone gets its [form](ReduceScatter::form_of_one).
     fn reduce_scatter(&mut self, group: &Group, dim: usize) {
-        if self.crosses(group) {
-            return self.emit_crossing(group, CrossingKind::ReduceScatter(combine(ReduceKind::Sum)), dim);
+        if self.emitter.crosses(group) {
+            return self.emit_crossing(group, CrossingKind::ReduceScatter(ReduceKind::Sum), dim);
         }
-        let combiner = self.combiner(ReduceKind::Sum.combiner().name(), self.operand_type(0).dtype);
+        let combiner = self.combiner(ReduceKind::Sum.name(), self.operand_type(0).dtype);
         let &[operand] = &self.operand_ids()[..] else {
             return self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
         };
@@ -187,20 +189,20 @@ impl EmitCollectives for NodeEmitter<'_> {
     }
 }
 
-impl NodeEmitter<'_> {
+impl<'o> NodeEmitter<'_, 'o> {
     /// The channel of its own that the next collective gets.
     pub(super) fn next_channel(&mut self) -> i64 {
         self.emitter.channels += 1;
         self.emitter.channels
     }
 
-    /// The mesh of a partitioned graph that XLA knows, and the format in which collectives name its devices. Without a
-    /// mesh it is one device; with several processes it is the part within one.
-    fn partitioned_over(&self) -> (Mesh, GroupFormat) {
-        let mesh = self.emitter.mesh.clone().unwrap_or_default();
-        match self.emitter.processes {
-            0 | 1 => (mesh, self.emitter.groups),
-            processes => (mesh.within_process(processes), self.emitter.groups),
+    /// The mesh of a partitioned graph that XLA knows. Without a mesh it is one device; with several processes it is the
+    /// part within one.
+    fn partitioned_over(&self) -> Cow<'o, Mesh> {
+        match (self.emitter.options.mesh, self.emitter.options.processes) {
+            (None, _) => Cow::default(),
+            (Some(mesh), 0 | 1) => Cow::Borrowed(mesh),
+            (Some(mesh), processes) => Cow::Owned(mesh.within_process(processes)),
         }
     }
 
@@ -223,7 +225,7 @@ impl NodeEmitter<'_> {
     /// Makes the instruction begun a collective over a group.
     fn communicate(&mut self, opcode: &str, group: &Group, describe: impl FnOnce(&mut HloInstructionProto)) {
         let channel = self.next_channel();
-        let (mesh, format) = self.partitioned_over();
+        let (mesh, format) = (self.partitioned_over(), self.emitter.options.groups);
         let instruction = self.emitter.writer.attributes();
         instruction.channel_id = channel;
         write_groups(instruction, &mesh, group, format);

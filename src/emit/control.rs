@@ -7,14 +7,14 @@
 use std::sync::Arc;
 
 use meshloom_analysis::trip_count::STATED_ITERATIONS;
-use meshloom_hlo::proto::FrontendAttributes;
+use meshloom_hlo::proto::{FrontendAttributes, HloInstructionProto};
 use smallvec::SmallVec;
 
 use super::{Emitter, Ids, sanitize};
 use crate::ir::{DType, Graph, NodeRef, TensorType};
-use crate::ops::{Call, Cond, InstructionId, Scan, While, to_i64};
+use crate::ops::{Call, ComputationId, Cond, InstructionId, Scan, While, to_i64};
 
-impl Emitter {
+impl Emitter<'_> {
     /// Writes the body of the region op that is being emitted into the open computation.
     pub(super) fn region(&mut self, body: &Graph, inputs: &[InstructionId]) -> Ids {
         let (origin, op_name) = (self.origin, self.op_name);
@@ -88,56 +88,113 @@ impl Emitter {
         self.writer.commit()
     }
 
+    /// As [`Emitter::open_over`], but returns the elements of the tuple. If there is a `place`, the last of them is the
+    /// number of the device.
+    fn open_state(&mut self, name: &str, types: &[&TensorType], place: Option<InstructionId>) -> Ids {
+        let parameter = self.open_over(name, types);
+        let state = self.elements(parameter, types.iter().copied());
+        self.set_place(place.and(state.last().copied()));
+        state
+    }
+
+    /// Closes the body of a loop with the state after an iteration.
+    fn close_state(
+        &mut self,
+        name: &str,
+        types: &[&TensorType],
+        mut state: Ids,
+        place: Option<InstructionId>,
+    ) -> ComputationId {
+        if let (Some(own), Some(last), true) = (self.place(), state.last_mut(), place.is_some()) {
+            *last = own;
+        }
+        self.close_with(name, types, &state)
+    }
+
+    /// Closes the condition of a loop.
+    fn close_condition(&mut self, name: &str, root: InstructionId) -> ComputationId {
+        let flag = self.writer.shape(&TensorType::scalar(DType::Pred));
+        self.close(name, root, flag).0
+    }
+
+    /// Emits a `while` of a body and a condition; returns its last state. `describe` says how often it runs.
+    fn loop_over(
+        &mut self,
+        types: &[&TensorType],
+        initial: InstructionId,
+        computations: [ComputationId; 2],
+        place: Option<InstructionId>,
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) -> InstructionId {
+        let instruction = self.begin_tuple("while", types.iter().copied(), &[initial]);
+        // XLA reads the body first, then the condition.
+        instruction.called_computation_ids.extend(computations);
+        describe(instruction);
+        self.in_order_if(&computations);
+        let result = self.writer.commit();
+        self.take_place_from(result, place, types.len() - 1);
+        result
+    }
+
     /// Emits a `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs), and the number
     /// of the device where the body needs it as a value.
     pub(super) fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
-        let (body, length) = (&*scan.body, scan.length);
         let counter_type = TensorType::scalar(DType::S32);
-        let result_types: Vec<TensorType> = node.results().map(|value| graph.ty(value).clone()).collect();
-        let operand_types: Vec<TensorType> = node.operands().iter().map(|&value| graph.ty(value).clone()).collect();
+        let result_types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
+        let operand_types: Vec<&TensorType> = node.operands().iter().map(|&value| graph.ty(value)).collect();
         let (invariants, rest) = operands.split_at(scan.invariant_count);
         let (carries, stacked) = rest.split_at(scan.carry_count);
-        let invariant_types = &operand_types[..scan.invariant_count];
-        let stacked_types = &operand_types[scan.invariant_count + scan.carry_count..];
-        let (place, place_type) = (self.place_for(&[body]), TensorType::scalar(DType::U32));
-        let mut state_types: Vec<&TensorType> =
-            [&counter_type].into_iter().chain(&result_types).chain(invariant_types).chain(stacked_types).collect();
-        state_types.extend(place.map(|_| &place_type));
+        let (invariant_types, rest) = operand_types.split_at(scan.invariant_count);
+        let (place, place_type) = (self.place_for(&[&scan.body]), TensorType::scalar(DType::U32));
+        let stacked_types = &rest[scan.carry_count..];
+        let mut types = [&[&counter_type][..], &result_types, invariant_types, stacked_types].concat();
+        types.extend(place.map(|_| &place_type));
 
         let mut results: Ids = carries.into();
         for ty in &result_types[scan.carry_count..] {
             let zero = self.number(ty.dtype, 0.0);
             results.push(self.instruction("broadcast", ty, &[zero]));
         }
-        if length == 0 {
+        if scan.length == 0 {
             // XLA refuses a body that takes slices from nothing.
             return results;
         }
-        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
+        let mut state: Ids = Ids::from_slice(&[self.number(DType::S32, 0.0)]);
         state.extend(results);
-        state.extend(invariants);
-        state.extend(stacked);
-        state.extend(place);
-        let initial = self.tuple(&state_types, &state);
+        state.extend([invariants, stacked].into_iter().flatten().copied().chain(place));
+        let initial = self.tuple(&types, &state);
 
-        let parameter = self.open_over("state", &state_types);
+        let name = sanitize(scan.body.name());
+        let parameter = self.open_over("state", &types);
         let counter = self.element(parameter, 0, &counter_type);
-        let limit = self.number(DType::S32, length as f64);
+        let limit = self.number(DType::S32, scan.length as f64);
         let below = self.begin("compare", &TensorType::scalar(DType::Pred), &[counter, limit]);
         below.comparison_direction.push_str("LT");
         below.comparison_type.push_str("SIGNED");
         let root = self.writer.commit();
-        let name = sanitize(body.name());
-        let flag = self.writer.shape(&TensorType::scalar(DType::Pred));
-        let (condition, _) = self.close(&format!("{name}_condition"), root, flag);
+        let condition = self.close_condition(&format!("{name}_condition"), root);
+        let state = self.open_state("state", &types, place);
+        let state = self.iteration(scan, &result_types, stacked_types, state);
+        let body = self.close_state(&name, &types, state, place);
+        let trips = format!(r#"{{"known_trip_count":{{"n":"{}"}}}}"#, scan.length);
+        let result = self.loop_over(&types, initial, [body, condition], place, |instruction| {
+            instruction.backend_config = trips.into_bytes();
+        });
+        result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
+    }
 
-        let parameter = self.open_over("state", &state_types);
-        let mut state = self.elements(parameter, state_types.iter().copied());
-        self.set_place(place.and(state.last().copied()));
-        let counter = state[0];
+    /// Writes one iteration of a scan into the open computation: from the state before it to the state after it.
+    fn iteration(
+        &mut self,
+        scan: &Scan,
+        result_types: &[&TensorType],
+        stacked_types: &[&TensorType],
+        mut state: Ids,
+    ) -> Ids {
+        let (counter, counter_type) = (state[0], TensorType::scalar(DType::S32));
         let mut position = counter;
         if scan.reverse {
-            let last = self.number(DType::S32, length as f64 - 1.0);
+            let last = self.number(DType::S32, scan.length as f64 - 1.0);
             position = self.instruction("subtract", &counter_type, &[last, counter]);
         }
         let zero = self.number(DType::S32, 0.0);
@@ -150,7 +207,7 @@ impl Emitter {
         let first_stacked_input = first_invariant + scan.invariant_count;
         let mut inputs: Ids = state[first_invariant..first_stacked_input].into();
         inputs.extend_from_slice(&state[1..first_stacked_output]);
-        for (index, ty) in stacked_types.iter().enumerate() {
+        for (index, &ty) in stacked_types.iter().enumerate() {
             let operands = at_position(&[state[first_stacked_input + index]], ty.rank());
             let mut slice_type = ty.clone();
             slice_type.dims[0] = 1;
@@ -160,9 +217,9 @@ impl Emitter {
             slice_type.dims.remove(0);
             inputs.push(self.instruction("reshape", &slice_type, &[slice]));
         }
-        let outputs = self.region(body, &inputs);
+        let outputs = self.region(&scan.body, &inputs);
         state[1..first_stacked_output].copy_from_slice(&outputs[..scan.carry_count]);
-        for (index, ty) in result_types.iter().enumerate().skip(scan.carry_count) {
+        for (index, &ty) in result_types.iter().enumerate().skip(scan.carry_count) {
             let mut row = ty.clone();
             row.dims[0] = 1;
             let row = self.instruction("reshape", &row, &[outputs[index]]);
@@ -171,19 +228,7 @@ impl Emitter {
         }
         let one = self.number(DType::S32, 1.0);
         state[0] = self.instruction("add", &counter_type, &[counter, one]);
-        if let (Some(own), Some(last), true) = (self.place(), state.last_mut(), place.is_some()) {
-            *last = own;
-        }
-        let computation = self.close_with(&name, &state_types, &state);
-
-        let instruction = self.begin_tuple("while", state_types.iter().copied(), &[initial]);
-        // XLA reads the body first, then the condition.
-        instruction.called_computation_ids.extend([computation, condition]);
-        instruction.backend_config = format!(r#"{{"known_trip_count":{{"n":"{length}"}}}}"#).into_bytes();
-        self.in_order_if(&[computation]);
-        let result = self.writer.commit();
-        self.take_place_from(result, place, state_types.len() - 1);
-        result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
+        state
     }
 
     /// Emits a `while` over the state (invariants, carries), and the number of the device as in a scan.
@@ -192,35 +237,20 @@ impl Emitter {
         let types: Vec<&TensorType> = op.body.input_types().chain(place.map(|_| &place_type)).collect();
         let initial: Ids = operands.iter().copied().chain(place).collect();
         let initial = self.tuple(&types, &initial);
-
-        let parameter = self.open_over("state", &types);
-        let state = self.elements(parameter, types.iter().copied());
-        self.set_place(place.and(state.last().copied()));
+        let state = self.open_state("state", &types, place);
         let root = self.region(&op.condition, &state[..operands.len()])[0];
-        let flag = self.writer.shape(&TensorType::scalar(DType::Pred));
-        let (condition, _) = self.close(&sanitize(op.condition.name()), root, flag);
-
-        let parameter = self.open_over("state", &types);
-        let mut state = self.elements(parameter, types.iter().copied());
-        self.set_place(place.and(state.last().copied()));
+        let condition = self.close_condition(&sanitize(op.condition.name()), root);
+        let mut state = self.open_state("state", &types, place);
         let carries = self.region(&op.body, &state[..operands.len()]);
         state[op.invariant_count..operands.len()].copy_from_slice(&carries);
-        if let (Some(own), Some(last), true) = (self.place(), state.last_mut(), place.is_some()) {
-            *last = own;
-        }
-        let body = self.close_with(&sanitize(op.body.name()), &types, &state);
-
-        // XLA reads the body first, then the condition.
-        let instruction = self.begin_tuple("while", types.iter().copied(), &[initial]);
-        instruction.called_computation_ids.extend([body, condition]);
-        // A loop of at most one iteration is a branch.
-        if op.at_most > 1 {
-            let stated = (STATED_ITERATIONS.to_owned(), op.at_most.to_string());
-            instruction.frontend_attributes = Some(FrontendAttributes { map: [stated].into() });
-        }
-        self.in_order_if(&[body, condition]);
-        let result = self.writer.commit();
-        self.take_place_from(result, place, types.len() - 1);
+        let body = self.close_state(&sanitize(op.body.name()), &types, state, place);
+        let result = self.loop_over(&types, initial, [body, condition], place, |instruction| {
+            // A loop of at most one iteration is a branch.
+            if op.at_most > 1 {
+                let stated = (STATED_ITERATIONS.to_owned(), op.at_most.to_string());
+                instruction.frontend_attributes = Some(FrontendAttributes { map: [stated].into() });
+            }
+        });
         (op.invariant_count..operands.len()).map(|index| self.element(result, index, types[index])).collect()
     }
 
@@ -228,8 +258,8 @@ impl Emitter {
     pub(super) fn cond(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Cond, operands: &[InstructionId]) -> Ids {
         let branches: Vec<&Graph> = op.branches.iter().map(|branch| &**branch).collect();
         let (place, place_type) = (self.place_for(&branches), TensorType::scalar(DType::U32));
-        let input_types: Vec<&TensorType> = node.operands()[1..].iter().map(|&value| graph.ty(value)).collect();
-        let input_types: Vec<&TensorType> = input_types.into_iter().chain(place.map(|_| &place_type)).collect();
+        let input_types = node.operands()[1..].iter().map(|&value| graph.ty(value));
+        let input_types: Vec<&TensorType> = input_types.chain(place.map(|_| &place_type)).collect();
         let result_types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
         let arguments: Ids = operands[1..].iter().copied().chain(place).collect();
         let arguments = self.tuple(&input_types, &arguments);
@@ -237,9 +267,7 @@ impl Emitter {
             .branches
             .iter()
             .map(|branch| {
-                let parameter = self.open_over("arguments", &input_types);
-                let inputs = self.elements(parameter, input_types.iter().copied());
-                self.set_place(place.and(inputs.last().copied()));
+                let inputs = self.open_state("arguments", &input_types, place);
                 let mut outputs = self.region(branch, &inputs[..node.operands().len() - 1]);
                 let mut types = result_types.clone();
                 self.pass_place_on(place, &mut types, &mut outputs);

@@ -1,18 +1,19 @@
 //! Collectives between processes, as custom calls ([`meshloom_hlo::crossing`]): for plugins that have none.
 
-use meshloom_hlo::crossing::{Combine, Crossing, CrossingKind, TARGET};
+use meshloom_hlo::crossing::{Crossing, CrossingKind, TARGET};
 use meshloom_hlo::{proto, shape};
 
-use super::Emitter;
 use super::node::NodeEmitter;
+use super::{EmitOptions, Emitter};
 use crate::ir::{DType, Graph, TensorType};
-use crate::ops::{Devices, EmitContext, Group, InstructionId, Op, ReduceKind};
+use crate::ops::{Devices, EmitContext, Group, InstructionId, Op};
 
-impl Emitter {
+impl Emitter<'_> {
     /// Whether the devices of a group lie in several processes.
     pub(super) fn crosses(&self, group: &Group) -> bool {
-        let mesh = self.mesh.as_ref().filter(|_| self.processes > 1);
-        mesh.is_some_and(|mesh| group.axes.iter().any(|&axis| mesh.crosses(axis, self.processes)))
+        let EmitOptions { mesh, processes, .. } = self.options;
+        let mesh = mesh.filter(|_| processes > 1);
+        mesh.is_some_and(|mesh| group.axes.iter().any(|&axis| mesh.crosses(axis, processes)))
     }
 
     /// Whether an op needs the number of its device as a value.
@@ -26,7 +27,7 @@ impl Emitter {
 
     /// Whether calls between processes are ordered by the number of the device, which each takes and gives.
     pub(super) fn orders_by_place(&self) -> bool {
-        self.processes > 1
+        self.options.processes > 1
     }
 
     /// Whether a graph, or a region in it, needs the number of its device as a value.
@@ -35,11 +36,7 @@ impl Emitter {
     }
 }
 
-impl NodeEmitter<'_> {
-    pub(super) fn crosses(&self, group: &Group) -> bool {
-        self.emitter.crosses(group)
-    }
-
+impl NodeEmitter<'_, '_> {
     /// A collective of each operand over a group that crosses processes. Operands stay as they are; where the parts of
     /// a dimension go to different members, they get one more dimension in front, which counts the members.
     pub(super) fn emit_crossing(&mut self, group: &Group, kind: CrossingKind, dim: usize) {
@@ -83,11 +80,11 @@ impl NodeEmitter<'_> {
         (operands, sent): (&[InstructionId], &[TensorType]),
         received: &[TensorType],
     ) -> Vec<InstructionId> {
-        let (mesh, processes) = (self.emitter.mesh.clone().unwrap_or_default(), self.emitter.processes);
+        let EmitOptions { mesh, processes, .. } = self.emitter.options;
         let crossing = Crossing {
             kind,
             axes: group.axes.iter().map(|axis| axis.index()).collect(),
-            mesh: mesh.axes().map(|axis| mesh.size(axis)).collect(),
+            mesh: mesh.into_iter().flat_map(|mesh| mesh.axes().map(|axis| mesh.size(axis))).collect(),
             processes,
         };
         let Some(place) = self.emitter.place() else {
@@ -114,17 +111,5 @@ impl NodeEmitter<'_> {
         let place = self.element(call, received.len(), &place_type);
         self.emitter.set_place(Some(place));
         received.iter().enumerate().map(|(index, ty)| self.element(call, index, ty)).collect()
-    }
-}
-
-/// How a reduction combines two elements.
-pub(super) fn combine(kind: ReduceKind) -> Combine {
-    match kind {
-        ReduceKind::And => Combine::And,
-        ReduceKind::Max => Combine::Maximum,
-        ReduceKind::Min => Combine::Minimum,
-        ReduceKind::Or => Combine::Or,
-        ReduceKind::Prod => Combine::Multiply,
-        ReduceKind::Sum => Combine::Add,
     }
 }

@@ -23,22 +23,21 @@ pub enum ProgramForm {
     Local,
 }
 
-impl Emitter {
+impl Emitter<'_> {
     /// Whether the module has the shapes of one device of several.
     pub(super) fn is_local(&self) -> bool {
-        self.partitioned && self.form == ProgramForm::Local && self.mesh.is_some()
+        self.options.partitioned && self.options.form == ProgramForm::Local && self.options.mesh.is_some()
     }
 
     /// Whether the program lies in a manual region.
     pub(super) fn enters_region(&self) -> bool {
-        self.partitioned && !self.is_local()
+        self.options.partitioned && !self.is_local()
     }
 
-    /// The attributes of the module.
     pub(super) fn module_attributes(&self) -> Option<FrontendAttributes> {
-        let mesh = self.mesh.as_ref()?;
+        let mesh = self.options.mesh?;
         if !self.is_local() {
-            return self.annotation.module_attributes(mesh);
+            return self.options.annotation.module_attributes(mesh);
         }
         let mut attributes = mesh_attribute(mesh);
         attributes.map.insert(LOCAL_SHAPES.to_owned(), "true".to_owned());

@@ -92,26 +92,17 @@ type Ids = SmallVec<[InstructionId; 4]>;
 /// The id that stands for no instruction; XLA takes it for "not set", too.
 const UNSET: InstructionId = 0;
 
-struct Emitter {
+#[derive(Default)]
+struct Emitter<'o> {
     writer: ModuleWriter,
-    mesh: Option<Mesh>,
-    omit_metadata: bool,
-    partitioned: bool,
-    form: ProgramForm,
-    groups: GroupFormat,
-    annotation: Annotation,
+    options: EmitOptions<'o>,
     /// Channels given to collectives so far.
     channels: i64,
-    overlap_collectives: bool,
     /// For each open computation, the number of the device, where a parameter gives it: a scalar `u32`.
     places: Vec<Option<InstructionId>>,
     /// For each open computation, its last instruction that communicates.
     last_collective: Vec<Option<InstructionId>>,
-    /// Computations with instructions that communicate.
     communicating: FxHashSet<ComputationId>,
-    host_memory: bool,
-    /// Processes between which collectives go by custom calls; 0 and 1: none.
-    processes: usize,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
     /// Emitted functions; the graphs are held so that their addresses are not used again.
@@ -124,7 +115,6 @@ struct Emitter {
     op_name: &'static str,
     /// The phase of the region op whose body is being written.
     phase: Phase,
-    /// The first internal error.
     defect: Option<InternalError>,
 }
 
@@ -133,53 +123,21 @@ struct Emitter {
 /// # Errors
 /// An op's rule does not emit each of its results, which is a defect.
 pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> Result<EmittedModule, InternalError> {
-    let emitter = Emitter {
-        writer: ModuleWriter::new(),
-        mesh: options.mesh.filter(|mesh| mesh.device_count() > 1).cloned(),
-        omit_metadata: options.omit_metadata,
-        partitioned: options.partitioned,
-        form: options.form,
-        groups: options.groups,
+    let options = EmitOptions {
+        mesh: options.mesh.filter(|mesh| mesh.device_count() > 1),
         // A manual region is entered by tiles.
         annotation: if options.partitioned { Annotation::Tiles } else { options.annotation },
-        channels: 0,
-        overlap_collectives: options.overlap_collectives,
-        places: Vec::new(),
-        last_collective: Vec::new(),
-        communicating: FxHashSet::default(),
-        host_memory: options.host_memory,
         processes: if options.partitioned { options.processes } else { 1 },
-        paths: FxHashMap::default(),
-        functions: FxHashMap::default(),
-        named_computations: FxHashMap::default(),
-        constants: Vec::new(),
-        origin: Origin::default(),
-        op_name: "",
-        phase: Phase::Forward,
-        defect: None,
+        ..options
     };
-    emitter.module(graph, options.aliases)
+    Emitter { options, ..Emitter::default() }.module(graph)
 }
 
-impl Emitter {
-    fn module(mut self, graph: &Graph, aliases: &[(usize, usize)]) -> Result<EmittedModule, InternalError> {
+impl<'o> Emitter<'o> {
+    fn module(mut self, graph: &Graph) -> Result<EmittedModule, InternalError> {
         let name = sanitize(graph.name());
         self.open();
-        let annotated = self.mesh.clone().filter(|_| !self.is_local());
-        let mut inputs = Vec::with_capacity(graph.inputs().len());
-        for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
-            let ty = &self.whole(graph.ty(input), info);
-            let instruction = self.writer.parameter(ty, &info.path);
-            if let Some(mesh) = &annotated {
-                self.annotation.write_parameter(mesh, &spec_of(info, ty), instruction);
-            }
-            if !info.path.is_empty() {
-                let name = format!("{}.{}", sanitize(&info.path), self.writer.next_id());
-                self.writer.set_name(&name);
-                self.writer.set_metadata(Metadata { op_name: [&info.path, "", ""], ..Metadata::default() });
-            }
-            inputs.push(self.writer.commit());
-        }
+        let mut inputs = self.parameters(graph);
         let takes_place = self.uses_place(graph);
         if takes_place {
             self.place_parameter();
@@ -189,34 +147,8 @@ impl Emitter {
                 *input = self.enter(*input, graph.ty(value), info);
             }
         }
-        let mut outputs = self.body(graph, &inputs);
-        let types = graph.output_types().zip(graph.output_info()).map(|(ty, info)| self.whole(ty, info));
-        let types: Vec<TensorType> = types.collect();
-        if self.enters_region() {
-            self.origin = Origin::default();
-            self.op_name = "leave";
-            for ((output, ty), info) in outputs.iter_mut().zip(graph.output_types()).zip(graph.output_info()) {
-                *output = self.leave(*output, ty, info);
-            }
-        }
-        if self.annotation == Annotation::ShardyAttributes {
-            for ((output, ty), info) in outputs.iter_mut().zip(&types).zip(graph.output_info()) {
-                *output = self.state_result(*output, ty, info);
-            }
-        }
-        let root = self.writer.begin_tuple("tuple", &types, &outputs);
-        if let Some(mesh) = &annotated {
-            let annotation = self.annotation;
-            let element = |(ty, info): (&TensorType, &PortInfo)| annotation.sharding(mesh, &spec_of(info, ty));
-            let sharding = proto::OpSharding {
-                r#type: proto::op_sharding::Type::Tuple.into(),
-                tuple_shardings: graph.output_types().zip(graph.output_info()).map(element).collect(),
-                ..proto::OpSharding::default()
-            };
-            root.sharding = Some(sharding.into());
-        }
-        let root = self.writer.commit();
-        let result = self.writer.tuple_shape(&types);
+        let outputs = self.body(graph, &inputs);
+        let (root, result) = self.results(graph, outputs);
         let (entry, program) = self.close(&name, root, result);
         let alias = |&(output, input): &(usize, usize)| proto::hlo_input_output_alias_proto::AliasEntryProto {
             output_shape_index: vec![output as i64],
@@ -225,7 +157,7 @@ impl Emitter {
             // A hint rather than a demand: a plugin may copy where its layout forbids sharing.
             kind: proto::Kind::MayAlias.into(),
         };
-        let aliases: Vec<_> = aliases.iter().map(alias).collect();
+        let aliases: Vec<_> = self.options.aliases.iter().map(alias).collect();
         let header = proto::HloModuleProto {
             entry_computation_name: format!("{name}.{entry}"),
             name,
@@ -244,10 +176,66 @@ impl Emitter {
         }
     }
 
+    /// The mesh by which ports are annotated: that of a program whose ports are whole values.
+    fn annotated(&self) -> Option<&'o Mesh> {
+        self.options.mesh.filter(|_| !self.is_local())
+    }
+
+    /// Writes the parameters of the entry.
+    fn parameters(&mut self, graph: &Graph) -> Vec<InstructionId> {
+        let mesh = self.annotated();
+        let mut inputs = Vec::with_capacity(graph.inputs().len());
+        for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
+            let ty = &self.whole(graph.ty(input), info);
+            let instruction = self.writer.parameter(ty, &info.path);
+            if let Some(mesh) = mesh {
+                self.options.annotation.write_parameter(mesh, &spec_of(info, ty), instruction);
+            }
+            if !info.path.is_empty() {
+                let name = format!("{}.{}", sanitize(&info.path), self.writer.next_id());
+                self.writer.set_name(&name);
+                self.writer.set_metadata(Metadata { op_name: [&info.path, "", ""], ..Metadata::default() });
+            }
+            inputs.push(self.writer.commit());
+        }
+        inputs
+    }
+
+    /// Writes the root of the entry; returns it with its shape.
+    fn results(&mut self, graph: &Graph, mut outputs: Ids) -> (InstructionId, EncodedShape) {
+        let types = graph.output_types().zip(graph.output_info()).map(|(ty, info)| self.whole(ty, info));
+        let types: Vec<TensorType> = types.collect();
+        if self.enters_region() {
+            self.origin = Origin::default();
+            self.op_name = "leave";
+            for ((output, ty), info) in outputs.iter_mut().zip(graph.output_types()).zip(graph.output_info()) {
+                *output = self.leave(*output, ty, info);
+            }
+        }
+        let annotation = self.options.annotation;
+        if annotation == Annotation::ShardyAttributes {
+            for ((output, ty), info) in outputs.iter_mut().zip(&types).zip(graph.output_info()) {
+                *output = self.state_result(*output, ty, info);
+            }
+        }
+        let mesh = self.annotated();
+        let root = self.writer.begin_tuple("tuple", &types, &outputs);
+        if let Some(mesh) = mesh {
+            let element = |(ty, info): (&TensorType, &PortInfo)| annotation.sharding(mesh, &spec_of(info, ty));
+            let sharding = proto::OpSharding {
+                r#type: proto::op_sharding::Type::Tuple.into(),
+                tuple_shardings: graph.output_types().zip(graph.output_info()).map(element).collect(),
+                ..proto::OpSharding::default()
+            };
+            root.sharding = Some(sharding.into());
+        }
+        (self.writer.commit(), self.writer.tuple_shape(&types))
+    }
+
     /// The type of a port as the caller sees it: that of the whole value.
     fn whole(&self, ty: &TensorType, info: &PortInfo) -> TensorType {
         let mut ty = ty.clone();
-        if let (true, Some(mesh), Some(spec)) = (self.enters_region(), &self.mesh, &info.spec) {
+        if let (true, Some(mesh), Some(spec)) = (self.enters_region(), self.options.mesh, &info.spec) {
             ty.dims.iter_mut().enumerate().for_each(|(dim, size)| *size *= spec.part_count(mesh, dim));
         }
         ty
@@ -270,7 +258,7 @@ impl Emitter {
     /// Emits Shardy's statement of how an output is sharded, which Shardy moves to the output itself (XLA:
     /// `sdy_round_trip/import_shardy_attrs.cc`).
     fn state_result(&mut self, value: InstructionId, ty: &TensorType, info: &PortInfo) -> InstructionId {
-        let Some(mesh) = &self.mesh else { return value };
+        let Some(mesh) = self.options.mesh else { return value };
         let attributes = result_attribute(mesh, &spec_of(info, ty));
         let instruction = self.writer.begin("custom-call", ty, &[value]);
         instruction.custom_call_target.push_str("xla.sdy.FuncResultSharding");
@@ -280,7 +268,7 @@ impl Emitter {
     }
 
     fn tiled(&self, local: &TensorType, info: &PortInfo) -> Option<proto::OpSharding> {
-        self.mesh.as_ref().map(|mesh| op_sharding(mesh, &spec_of(info, local)))
+        self.options.mesh.map(|mesh| op_sharding(mesh, &spec_of(info, local)))
     }
 
     fn placed(
@@ -327,7 +315,7 @@ impl Emitter {
             return;
         };
         let before = last.replace(id);
-        if !self.overlap_collectives {
+        if !self.options.overlap_collectives {
             self.writer.attributes().control_predecessor_ids.extend(before);
         }
     }
@@ -376,7 +364,6 @@ impl Emitter {
         }
     }
 
-    /// All elements of a tuple.
     fn elements<'t>(&mut self, tuple: InstructionId, types: impl IntoIterator<Item = &'t TensorType>) -> Ids {
         types.into_iter().enumerate().map(|(index, ty)| self.element(tuple, index, ty)).collect()
     }
@@ -398,7 +385,6 @@ impl Emitter {
         self.writer.commit()
     }
 
-    /// A tuple of values of these types.
     fn tuple(&mut self, types: &[&TensorType], values: &[InstructionId]) -> InstructionId {
         self.begin_tuple("tuple", types.iter().copied(), values);
         self.writer.commit()
@@ -424,7 +410,7 @@ impl Emitter {
 
     /// States the origin of the instruction begun.
     fn describe(&mut self) {
-        if self.omit_metadata {
+        if self.options.omit_metadata {
             return;
         }
         let phase = self.origin.phase.prefix();
@@ -453,7 +439,6 @@ impl Emitter {
         id
     }
 
-    /// A scalar constant from a number.
     fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
         self.scalar_constant(dtype, &number_bytes(dtype, number)[..dtype.byte_count()])
     }

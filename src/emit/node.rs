@@ -6,23 +6,21 @@ use smallvec::SmallVec;
 
 use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 
-use super::{Emitter, Ids, UNSET};
+use super::{EmitOptions, Emitter, Ids, UNSET};
 use crate::ir::{DType, Graph, GraphBuilder, InternalError, NodeRef, Spec, TensorType, Values};
 use crate::ops::{ComputationId, EmitBody, EmitContext, EmitDefinition, InstructionId, Primitive};
 
-/// A node that is being emitted.
-pub(super) struct NodeEmitter<'e> {
-    pub(super) emitter: &'e mut Emitter,
+pub(super) struct NodeEmitter<'e, 'o> {
+    pub(super) emitter: &'e mut Emitter<'o>,
     graph: &'e Graph,
     node: NodeRef<'e>,
     operands: &'e [InstructionId],
     /// The node's results.
     values: Values,
-    /// The instructions of the results.
     results: Ids,
 }
 
-impl Emitter {
+impl Emitter<'_> {
     /// Emits a node by its op's rule; returns the instructions of its results.
     pub(super) fn primitive(
         &mut self,
@@ -39,7 +37,7 @@ impl Emitter {
     }
 }
 
-impl NodeEmitter<'_> {
+impl NodeEmitter<'_, '_> {
     /// As [`EmitContext::fail_at`], found by the caller.
     #[track_caller]
     pub(super) fn fail(&mut self, expected: &str) -> InstructionId {
@@ -47,7 +45,7 @@ impl NodeEmitter<'_> {
     }
 }
 
-impl EmitContext for NodeEmitter<'_> {
+impl EmitContext for NodeEmitter<'_, '_> {
     fn operand_id(&self, index: usize) -> InstructionId {
         self.operands[index]
     }
@@ -206,16 +204,17 @@ impl EmitContext for NodeEmitter<'_> {
 
     /// A `Sharding` custom call.
     fn reshard(&mut self, spec: &Spec) {
-        let Some(mesh) = self.emitter.mesh.clone() else { return self.forward_operand() };
-        let annotation = self.emitter.annotation;
+        let EmitOptions { mesh: Some(mesh), annotation, .. } = self.emitter.options else {
+            return self.forward_operand();
+        };
         let instruction = self.begin("custom-call");
         instruction.custom_call_target.push_str("Sharding");
-        annotation.write_constraint(&mesh, spec, instruction);
+        annotation.write_constraint(mesh, spec, instruction);
         self.finish();
     }
 
     fn has_host_memory(&self) -> bool {
-        self.emitter.host_memory
+        self.emitter.options.host_memory
     }
 
     fn fail_at(&mut self, expected: &str, found_at: &'static Location<'static>) -> InstructionId {

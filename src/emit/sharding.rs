@@ -38,7 +38,6 @@ impl Annotation {
         }
     }
 
-    /// Annotates a parameter of the entry.
     pub(super) fn write_parameter(self, mesh: &Mesh, spec: &Spec, instruction: &mut HloInstructionProto) {
         instruction.sharding = Some(self.sharding(mesh, spec).into());
         if self == Annotation::ShardyAttributes {

@@ -50,6 +50,7 @@ struct Common {
 }
 
 /// Writes a module's computations, innermost first.
+#[derive(Default)]
 pub struct ModuleWriter {
     common: Common,
     scratch: HloInstructionProto,
@@ -58,10 +59,10 @@ pub struct ModuleWriter {
     known_shapes: FxHashMap<TensorType, EncodedShape>,
     open: Vec<Computation>,
     done: Vec<u8>,
-    next_instruction: InstructionId,
-    next_computation: ComputationId,
+    /// The instructions and computations so far. The first of each has the id 1: XLA takes 0 for "not set".
+    instructions: InstructionId,
+    computations: ComputationId,
     combiners: FxHashMap<(&'static str, DType), ComputationId>,
-    instruction_count: usize,
 }
 
 // Field numbers of hlo.proto and xla_data.proto that are written by hand: computations because their contents are
@@ -147,37 +148,19 @@ fn put_number(field: u32, number: i64, out: &mut Vec<u8>) {
 }
 
 impl ModuleWriter {
-    pub(super) fn new() -> ModuleWriter {
-        ModuleWriter {
-            common: Common::default(),
-            scratch: HloInstructionProto::default(),
-            shapes: Vec::new(),
-            known_shapes: FxHashMap::default(),
-            open: Vec::new(),
-            done: Vec::new(),
-            // XLA takes 0 for "not set".
-            next_instruction: 1,
-            next_computation: 1,
-            combiners: FxHashMap::default(),
-            instruction_count: 0,
-        }
-    }
-
-    /// The id that the next committed instruction gets.
     pub(super) fn next_id(&self) -> InstructionId {
-        self.next_instruction
+        self.instructions + 1
     }
 
     /// Number of instructions written so far.
     pub(super) fn instruction_count(&self) -> usize {
-        self.instruction_count
+        self.instructions as usize
     }
 
     /// Opens a computation; instructions go to the innermost open one.
     pub(super) fn open_computation(&mut self) {
-        let id = self.next_computation;
-        self.next_computation += 1;
-        self.open.push(Computation { id, bytes: Vec::new(), parameters: Vec::new() });
+        self.computations += 1;
+        self.open.push(Computation { id: self.computations, bytes: Vec::new(), parameters: Vec::new() });
     }
 
     /// Closes the innermost open computation; also returns its program shape, encoded.
@@ -245,7 +228,6 @@ impl ModuleWriter {
         self.commit()
     }
 
-    /// A comparison of two scalars of a type.
     pub(super) fn compare(&mut self, direction: &str, dtype: DType, operands: [InstructionId; 2]) -> InstructionId {
         let instruction = self.begin("compare", &TensorType::scalar(DType::Pred), &operands);
         instruction.comparison_direction.push_str(direction);
@@ -263,7 +245,6 @@ impl ModuleWriter {
         shape
     }
 
-    /// The shape of a tuple of dense tensors.
     pub(super) fn tuple_shape<'t>(&mut self, types: impl IntoIterator<Item = &'t TensorType>) -> EncodedShape {
         let parts: Vec<_> = types.into_iter().map(|ty| self.shape(ty)).collect();
         let start = self.shapes.len();
@@ -296,7 +277,6 @@ impl ModuleWriter {
         &mut self.scratch
     }
 
-    /// The attributes of the instruction begun.
     pub(super) fn attributes(&mut self) -> &mut HloInstructionProto {
         &mut self.scratch
     }
@@ -330,9 +310,8 @@ impl ModuleWriter {
 
     /// Numbers and writes the instruction begun.
     pub(super) fn commit(&mut self) -> InstructionId {
-        let id = self.next_instruction;
-        self.next_instruction += 1;
-        self.instruction_count += 1;
+        self.instructions += 1;
+        let id = self.instructions;
         let Common { opcode, name, operands, shape, metadata } = &mut self.common;
         if name.is_empty() {
             name.push_str(opcode);

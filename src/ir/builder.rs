@@ -166,10 +166,9 @@ impl GraphBuilder {
     /// As [`GraphBuilder::copy_node`], with another op of the same type.
     pub(crate) fn copy_node_as(&mut self, source: &Graph, node: NodeRef<'_>, op: Op, map: &mut ValueMap) -> Values {
         let operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
-        let outer = self.origin;
-        self.origin = node.origin().copied_in(outer.phase);
-        let results = self.push_typed(op, &operands, node.results().map(|value| source.ty(value).clone()));
-        self.origin = outer;
+        let (origin, types) =
+            (node.origin().copied_in(self.origin.phase), node.results().map(|value| source.ty(value).clone()));
+        let results = self.push_from(origin, op, &operands, types);
         for (old, &new) in node.results().zip(&results) {
             map.set(old, new);
         }

@@ -13,11 +13,9 @@ use crate::ops::Op;
 
 /// A graph that is copied node by node, with changes on the way: nodes may be left out, replaced or added.
 pub(crate) struct GraphCopy<'g> {
-    /// The graph that is copied.
     pub(crate) source: &'g Graph,
     /// The copy so far.
     pub(crate) builder: GraphBuilder,
-    /// The value in the copy for each value of the source.
     pub(crate) map: ValueMap,
 }
 
@@ -52,7 +50,17 @@ impl<'g> GraphCopy<'g> {
         self.map.set(value, input);
     }
 
-    /// Copies a node.
+    /// The values in the copy that a node of the source reads.
+    pub(crate) fn operands(&self, node: NodeRef<'_>) -> Values {
+        node.operands().iter().map(|&value| self.map.get(value)).collect()
+    }
+
+    /// Writes a graph in the place of a node.
+    pub(crate) fn inline(&mut self, node: NodeRef<'_>, graph: &Graph) {
+        let results = self.builder.inline(graph, &self.operands(node));
+        node.results().zip(results).for_each(|(old, new)| self.map.set(old, new));
+    }
+
     pub(crate) fn node(&mut self, node: NodeRef<'_>) -> Values {
         self.builder.copy_node(self.source, node, &mut self.map)
     }
@@ -70,7 +78,6 @@ impl<'g> GraphCopy<'g> {
         self.builder.copy_node_as(self.source, node, op, &mut self.map)
     }
 
-    /// Ends the copy with the outputs of the source.
     pub(crate) fn finish(self) -> Graph {
         let source = self.source;
         self.finish_with(source.outputs().iter().copied().zip(source.output_info().iter().cloned()))
@@ -117,9 +124,17 @@ impl BodyCache {
         })
     }
 
-    /// Returns an op with the pass run over its bodies; `None` for an op that has none.
-    pub(crate) fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut BodyCache) -> Graph) -> Option<Op> {
-        op.map_regions(|body| self.transform(body, &pass))
+    /// Copies a node, with the pass run over its bodies.
+    pub(crate) fn copy(
+        &mut self,
+        copy: &mut GraphCopy<'_>,
+        node: NodeRef<'_>,
+        pass: impl Fn(&Graph, &mut BodyCache) -> Graph,
+    ) {
+        match node.op().map_regions(|body| self.transform(body, &pass)) {
+            Some(op) => copy.node_as(node, op),
+            None => copy.node(node),
+        };
     }
 }
 

@@ -9,55 +9,23 @@ use meshloom_hlo::message::counted;
 
 /// The reason why an op refuses its operands.
 #[derive(Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum TypeError {
     /// The number of operands is wrong.
     #[error("expected {}, found {found}", counted(*.expected, "operand"))]
-    OperandCount {
-        /// The number of operands that the op takes.
-        expected: usize,
-        /// The number of operands that it got.
-        found: usize,
-    },
+    OperandCount { expected: usize, found: usize },
     /// Two operands that must have one element type have two.
     #[error("the element type of operand {operand} must be {expected}, found {found}; convert it with `.convert(..)`")]
-    DType {
-        /// Index of the operand.
-        operand: usize,
-        /// The accepted types.
-        expected: String,
-        /// The type given.
-        found: DType,
-    },
+    DType { operand: usize, expected: String, found: DType },
     /// An operand has the wrong number of dimensions.
     #[error("operand {operand} must have {expected} {}, found {found}", if expected.rsplit(' ').next() == Some("1") { "dimension" } else { "dimensions" })]
-    Rank {
-        /// Index of the operand.
-        operand: usize,
-        /// The accepted ranks.
-        expected: String,
-        /// The rank given.
-        found: usize,
-    },
+    Rank { operand: usize, expected: String, found: usize },
     /// Two sizes that must agree do not.
     #[error("dimension {dim} of operand {operand} must have size {expected}, found {found}")]
-    Size {
-        /// Index of the operand.
-        operand: usize,
-        /// Dimension of that operand.
-        dim: usize,
-        /// The accepted size.
-        expected: usize,
-        /// The size given.
-        found: usize,
-    },
+    Size { operand: usize, dim: usize, expected: usize, found: usize },
     /// The operand does not have this axis, or the axis is given twice.
     #[error("axis {axis} is out of range or repeated for an operand with {}", counted(*.rank, "dimension"))]
-    Axis {
-        /// The axis.
-        axis: i64,
-        /// The number of dimensions that the operand has.
-        rank: usize,
-    },
+    Axis { axis: i64, rank: usize },
     /// An attribute does not fit the operands.
     #[error("{0}")]
     Attribute(String),

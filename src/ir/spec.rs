@@ -100,6 +100,11 @@ impl Spec {
         self.dim(dim).iter().map(|&axis| mesh.size(axis)).product()
     }
 
+    /// The number of parts that a value is split into.
+    pub(crate) fn parts(&self, mesh: &Mesh) -> usize {
+        self.dims.iter().flatten().map(|&axis| mesh.size(axis)).product()
+    }
+
     /// The index of the part that a device holds.
     pub fn part_index(&self, mesh: &Mesh, device: usize, dim: usize) -> usize {
         self.dim(dim).iter().fold(0, |index, &axis| index * mesh.size(axis) + mesh.axis_index(device, axis))
@@ -194,52 +199,23 @@ pub enum Role {
 
 /// An error in a spec. All of them are the user's to fix.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum SpecError {
     /// The mesh has no such axis.
     #[error(transparent)]
     Mesh(#[from] MeshError),
     /// A mesh axis occurs twice in one spec.
     #[error("spec {spec} uses mesh axis {axis:?} twice; an axis can split one dimension, or be unreduced, once")]
-    AxisTwice {
-        /// The spec as text.
-        spec: String,
-        /// The repeated axis.
-        axis: String,
-    },
+    AxisTwice { spec: String, axis: String },
     /// A spec holds an axis number that its mesh does not have.
     #[error("spec {spec} refers to mesh axis number {axis}, but the mesh {mesh:?} has {count}")]
-    AxisOutOfRange {
-        /// The spec as text.
-        spec: String,
-        /// The axis number.
-        axis: usize,
-        /// The mesh as text.
-        mesh: String,
-        /// The number of axes that the mesh has.
-        count: usize,
-    },
+    AxisOutOfRange { spec: String, axis: usize, mesh: String, count: usize },
     /// The rank of the spec differs from that of the value.
     #[error("spec {spec} has {}, but the value has {rank}", counted(*.spec_rank, "dimension"))]
-    Rank {
-        /// The spec as text.
-        spec: String,
-        /// Dimensions of the spec.
-        spec_rank: usize,
-        /// Dimensions of the value.
-        rank: usize,
-    },
+    Rank { spec: String, spec_rank: usize, rank: usize },
     /// A dimension is not a multiple of the devices that it is split over.
     #[error("dimension {dim} of size {size} cannot be split by {spec} into {parts} equal parts")]
-    NotDivisible {
-        /// The spec as text.
-        spec: String,
-        /// The dimension.
-        dim: usize,
-        /// Its size.
-        size: usize,
-        /// The number of parts that it is to be split into.
-        parts: usize,
-    },
+    NotDivisible { spec: String, dim: usize, size: usize, parts: usize },
 }
 
 meshloom_hlo::debug_is_message!(SpecError);

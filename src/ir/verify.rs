@@ -17,43 +17,24 @@ use super::{OpError, TypeError};
 
 /// A broken invariant.
 #[derive(Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum VerifyError {
     /// A value is used before its definition.
     #[error("{node} of `{graph}` uses {value} before it is defined")]
-    UseBeforeDefinition {
-        /// Name of the graph.
-        graph: String,
-        /// The user.
-        node: Node,
-        /// The value.
-        value: Value,
-    },
+    UseBeforeDefinition { graph: String, node: Node, value: Value },
     /// A value's entry does not point back to its definition.
     #[error("{value} of `{graph}` is not defined where its entry says")]
-    Definition {
-        /// Name of the graph.
-        graph: String,
-        /// The value.
-        value: Value,
-    },
+    Definition { graph: String, value: Value },
     /// An op refuses its operands.
     #[error("in `{graph}`: {source}")]
-    Op {
-        /// Name of the graph.
-        graph: String,
-        /// The error of the op.
-        source: Box<OpError>,
-    },
+    Op { graph: String, source: Box<OpError> },
     /// Ports and their descriptions differ.
     #[error("`{graph}` has {values} {what} but {descriptions} descriptions of them")]
     Ports {
-        /// Name of the graph.
         graph: String,
         /// Inputs or outputs.
         what: &'static str,
-        /// Number of values.
         values: usize,
-        /// Number of descriptions.
         descriptions: usize,
     },
 }

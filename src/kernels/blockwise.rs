@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::pad::{pad, pad_segments};
 use super::sight::Sight;
-use super::traced::traced;
+use super::traced::{pairs_of_blocks, traced};
 use super::true_places::true_places;
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
@@ -35,7 +35,6 @@ pub(super) fn attention(
     })
 }
 
-/// The implementation of the gradient of an attention.
 pub(super) fn attention_gradient(
     op: &AttentionGradient,
     types: &[TensorType],
@@ -49,8 +48,8 @@ pub(super) fn attention_gradient(
     })
 }
 
-/// Queries, keys and values, padded to whole blocks. The batch is one dimension.
-struct RowBlocks {
+/// Queries, keys and values, padded to whole blocks, or those of a pair of blocks. The batch is one dimension.
+struct Rows {
     /// `[batch, kv_heads, groups, queries, width]`.
     query: Tensor,
     /// `[batch, kv_heads, keys, width]`.
@@ -62,16 +61,6 @@ struct RowBlocks {
     /// The places of queries and keys, `[batch, ..]`.
     places: [Tensor; 2],
     /// The random words from which the dropping of weights is drawn, `u32` `[batch, kv_heads, groups]`.
-    seeds: Option<Tensor>,
-}
-
-/// One pair of blocks.
-struct Pair {
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: [Tensor; 2],
-    places: [Tensor; 2],
     seeds: Option<Tensor>,
 }
 
@@ -121,13 +110,7 @@ impl Cut {
         f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
     ) -> Result<Option<KernelImplementation>, TraceError> {
         let Blocks { queries, keys } = self.blocks;
-        let [query_blocks, key_blocks] = self.counts();
-        let all = query_blocks * key_blocks;
-        let pairs = match &self.known {
-            Some(pairs) => format!("{} of {all} pairs", pairs.len()),
-            None => format!("those of {all} pairs that data say"),
-        };
-        let how = format!("blocks of {queries} queries and {keys} keys, {pairs}");
+        let how = pairs_of_blocks([queries, keys], self.counts(), self.known.as_ref().map(Vec::len));
         traced(AttentionKernel::Blockwise.name(), name, how, types, f).map(Some)
     }
 
@@ -145,7 +128,6 @@ impl Cut {
         x.reshape_first(&self.sizes.batch)
     }
 
-    /// The numbers of blocks of queries and of keys.
     fn counts(&self) -> [usize; 2] {
         [self.sizes.queries.div_ceil(self.blocks.queries), self.sizes.keys.div_ceil(self.blocks.keys)]
     }
@@ -156,10 +138,10 @@ impl Cut {
         [queries * self.blocks.queries, keys * self.blocks.keys]
     }
 
-    fn rows(&self, operands: &[Tensor]) -> RowBlocks {
+    fn rows(&self, operands: &[Tensor]) -> Rows {
         let [queries, keys] = self.lengths();
         let merged = |index: usize| self.one_batch(operands[index]);
-        RowBlocks {
+        Rows {
             query: pad(merged(0), 3, queries, 0.0),
             key: pad(merged(1), 2, keys, 0.0),
             value: pad(merged(2), 2, keys, 0.0),
@@ -169,12 +151,12 @@ impl Cut {
         }
     }
 
-    fn pair(&self, rows: &RowBlocks, at: [Tensor; 2]) -> Pair {
+    fn pair(&self, rows: &Rows, at: [Tensor; 2]) -> Rows {
         let Blocks { queries, keys } = self.blocks;
         let both = |[of_queries, of_keys]: [Tensor; 2]| {
             [of_queries.dynamic_slice_along(1, at[0], queries), of_keys.dynamic_slice_along(1, at[1], keys)]
         };
-        Pair {
+        Rows {
             query: rows.query.dynamic_slice_along(3, at[0], queries),
             key: rows.key.dynamic_slice_along(2, at[1], keys),
             value: rows.value.dynamic_slice_along(2, at[1], keys),
@@ -186,7 +168,7 @@ impl Cut {
 
     /// Scores `[batch, kv_heads, groups, queries, keys]`, unseen ones masked; and the slope of the cap, if the form has
     /// one.
-    fn scores(&self, pair: &Pair) -> (Tensor, Option<Tensor>) {
+    fn scores(&self, pair: &Rows) -> (Tensor, Option<Tensor>) {
         let scaled = einsum_with("bkgtd,bksd->bkgts", &[pair.query, pair.key], self.wide) * self.form.scale.get();
         let (scores, slope) = match self.form.softcap {
             None => (scaled, None),
@@ -213,7 +195,7 @@ impl Cut {
 
     /// Applies dropout to values like the scores of a pair: kept ones are divided by the probability of being kept,
     /// dropped ones are zero.
-    fn dropped(&self, pair: &Pair, scores: Tensor) -> Tensor {
+    fn dropped(&self, pair: &Rows, scores: Tensor) -> Tensor {
         let (Some(rate), Some(seeds)) = (self.form.dropout, pair.seeds) else { return scores };
         let [query_place, key_place] = pair.places.map(|x| x.convert(DType::U32));
         let seeds = seeds.broadcast_like(scores, [0, 1, 2]);
@@ -225,7 +207,7 @@ impl Cut {
     }
 
     /// Runs `step` for each pair of blocks in which a query may see a key.
-    fn run<C: TensorTree>(&self, rows: &RowBlocks, carry: C, step: impl FnOnce(C, Step) -> C) -> C {
+    fn run<C: TensorTree>(&self, rows: &Rows, carry: C, step: impl FnOnce(C, Step) -> C) -> C {
         if let Some(pairs) = &self.known {
             let (carry, ()) = scan(carry, self.known_steps(pairs), |carry, (at, is_first)| {
                 (step(carry, Step { at: [at.0, at.1], is_first }), ())
@@ -241,7 +223,7 @@ impl Cut {
             |(index, _, _)| index.less(count),
             |(index, before, carry)| {
                 let pair = pairs.dynamic_index(0, index);
-                let [_, inner] = self.nested_counts();
+                let inner = self.counts()[usize::from(self.outer == Outer::Queries)];
                 let [first, second] = [pair / inner as f64, pair % inner as f64];
                 let step_at = match self.outer {
                     Outer::Queries => [first, second],
@@ -252,12 +234,6 @@ impl Cut {
             },
         );
         carry
-    }
-
-    /// The number of blocks that the loop stays with, and of those it goes through.
-    fn nested_counts(&self) -> [usize; 2] {
-        let [queries, keys] = self.counts();
-        if self.outer == Outer::Queries { [queries, keys] } else { [keys, queries] }
     }
 
     /// The known steps as constants: the first query and key of each pair, and whether the pair begins another block.
@@ -275,7 +251,7 @@ impl Cut {
 
     /// The pairs of blocks in which a query may see a key, by the lowest and highest places and segments of each block:
     /// numbers `first * count of others + second`, the valid ones first; and the number of valid ones.
-    fn found_pairs(&self, rows: &RowBlocks) -> (Tensor, Tensor) {
+    fn found_pairs(&self, rows: &Rows) -> (Tensor, Tensor) {
         let counts = self.counts();
         let seen = Sight::new(self.form, rows.segments, rows.places, counts).some();
         let seen = if self.outer == Outer::Queries { seen } else { seen.transpose([1, 0]) };
@@ -283,7 +259,7 @@ impl Cut {
     }
 
     /// The result, and the logarithm of each query's sum of exponentials.
-    fn forward(&self, rows: &RowBlocks) -> (Tensor, Tensor) {
+    fn forward(&self, rows: &Rows) -> (Tensor, Tensor) {
         let Blocks { queries, .. } = self.blocks;
         let [batch, kv_heads, groups, padded, _] = rows.query.shape();
         let width = rows.value.dim(3);
@@ -326,7 +302,7 @@ impl Cut {
     }
 
     /// Cotangents of queries, keys and values. Scores are computed again from the logarithms of their sums.
-    fn backward(&self, rows: &RowBlocks, log_total: Tensor, flow: Tensor, ct: Tensor) -> [Tensor; 3] {
+    fn backward(&self, rows: &Rows, log_total: Tensor, flow: Tensor, ct: Tensor) -> [Tensor; 3] {
         let Blocks { queries, keys } = self.blocks;
         let [log_total, flow, ct] = [log_total, flow, ct].map(|x| pad(x, 3, self.lengths()[0], 0.0));
         let empty = |x: Tensor, dtype: DType| zeros(dtype, x.dims());

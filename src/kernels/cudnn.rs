@@ -92,7 +92,6 @@ impl Call {
         Err(TypeError::Attribute(format!("{key} = \"{chosen}\": {reason}; choose {key} = \"auto\"")))
     }
 
-    /// The implementation of the attention.
     pub(super) fn forward(&self, types: &[TensorType]) -> Result<KernelImplementation, TraceError> {
         let results = [self.of_heads(&types[0]), self.stats(), workspace()];
         self.trace("attention", types, |operands| {
@@ -102,7 +101,6 @@ impl Call {
         })
     }
 
-    /// The implementation of its gradient.
     pub(super) fn backward(&self, types: &[TensorType]) -> Result<KernelImplementation, TraceError> {
         let [query, key, value] = [0, 1, 2].map(|index| self.of_heads(&types[index]));
         let results = [query, key, value, workspace()];

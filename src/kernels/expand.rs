@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::{AttentionKernel, ExpertsKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic, ragged};
-use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, OpName, TensorType};
+use crate::ir::{BodyCache, Graph, GraphCopy, Name, NodeRef, OpError, OpName, TensorType};
 use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, RaggedDot};
 use crate::trace::TraceError;
 
@@ -42,7 +42,7 @@ pub fn expand(
         tidy,
         made: FxHashMap::default(),
         under_way: Vec::new(),
-        bodies: FxHashMap::default(),
+        bodies: BodyCache::default(),
         uses: Vec::new(),
     };
     let expanded = expansion.graph(graph)?;
@@ -73,8 +73,7 @@ struct Expansion<'a> {
     made: FxHashMap<Call, Made>,
     /// Kernels whose implementations are being expanded.
     under_way: Vec<Name>,
-    /// The results for bodies; the originals are held so that their addresses are not used again.
-    bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
+    bodies: BodyCache,
     uses: Vec<KernelUse>,
 }
 
@@ -83,9 +82,7 @@ impl Expansion<'_> {
         let mut copy = GraphCopy::with_inputs(graph);
         for node in graph.nodes() {
             if let Some(found) = self.implementation(graph, node)? {
-                let operands: Vec<_> = node.operands().iter().map(|&value| copy.map.get(value)).collect();
-                let results = copy.builder.inline(&found.relocated(node.origin()), &operands);
-                node.results().zip(results).for_each(|(old, new)| copy.map.set(old, new));
+                copy.inline(node, &found.relocated(node.origin()));
                 continue;
             }
             match node.op().try_map_regions(|_, body| self.body(body))? {
@@ -100,12 +97,11 @@ impl Expansion<'_> {
         if !has_any(body) {
             return Ok(body.clone());
         }
-        if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
-            return Ok(done.clone());
+        if let Some(done) = self.bodies.find(body) {
+            return Ok(done);
         }
         let done = Arc::new(self.graph(body)?);
-        self.bodies.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
-        Ok(done)
+        Ok(self.bodies.insert(body, done))
     }
 
     /// The graph that computes a node. Returns `None` if the op has only one implementation, or stays in its plain
@@ -114,7 +110,8 @@ impl Expansion<'_> {
         if !has_implementations(node.op()) {
             return Ok(None);
         }
-        let by_cudnn = self.kernels.attention == AttentionKernel::Cudnn && is_attention(node.op());
+        let is_attention = matches!(node.op(), Op::Attention(_) | Op::AttentionGradient(_));
+        let by_cudnn = self.kernels.attention == AttentionKernel::Cudnn && is_attention;
         let call = Call {
             op: node.op().clone(),
             types: node.operands().iter().map(|&value| graph.ty(value).clone()).collect(),
@@ -220,13 +217,8 @@ impl Expansion<'_> {
 /// The implementation that is the op itself, or its definition.
 const PLAIN: &str = "plain";
 
-/// Whether an op has implementations to choose from.
 fn has_implementations(op: &Op) -> bool {
     matches!(op, Op::Attention(_) | Op::AttentionGradient(_) | Op::RaggedDot(_) | Op::KernelCall(_))
-}
-
-fn is_attention(op: &Op) -> bool {
-    matches!(op, Op::Attention(_) | Op::AttentionGradient(_))
 }
 
 /// Whether the queries and keys of an attention are of one segment: their segments are the same number everywhere.

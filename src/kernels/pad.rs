@@ -6,7 +6,6 @@ use crate::trace::Tensor;
 /// segment, so the two do not see each other.
 const NO_SEGMENT: f64 = i32::MIN as f64;
 
-/// Pads a tensor along an axis to a length.
 pub(super) fn pad(x: Tensor, axis: i32, length: usize, filling: f64) -> Tensor {
     let missing = length - x.dim(axis);
     if missing == 0 { x } else { x.pad(axis, 0, missing as i64, filling) }

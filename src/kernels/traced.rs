@@ -19,3 +19,12 @@ pub(super) fn traced(
     let function = Function::trace(graph_name, specs, |operands: Vec<Tensor>| f(&operands))?;
     Ok(KernelImplementation { name: name.to_owned(), how, graph: (**function.graph()).clone() })
 }
+
+/// How an implementation goes over pairs of blocks, of which as many are computed as are known.
+pub(super) fn pairs_of_blocks([queries, keys]: [usize; 2], counts: [usize; 2], known: Option<usize>) -> String {
+    let all = counts[0] * counts[1];
+    match known {
+        Some(known) => format!("blocks of {queries} queries and {keys} keys, {known} of {all} pairs"),
+        None => format!("blocks of {queries} queries and {keys} keys, those of {all} pairs that data say"),
+    }
+}

@@ -1,8 +1,10 @@
 //! Shorthand for pushing common ops, for gradient rules and transforms.
 
+use std::ops::Range;
+
 use super::{
-    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Reduce, ReduceKind, Reshape, Splat,
-    Transpose, Unary, UnaryKind,
+    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Pad, PadDim, Reduce, ReduceKind,
+    Reshape, Select, Slice, SliceDim, Splat, Transpose, Unary, UnaryKind,
 };
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value, Values};
 
@@ -71,6 +73,12 @@ impl GraphBuilder {
         self.splat_like(x, 0.0)
     }
 
+    /// `x` where `chosen`, else zero.
+    pub(crate) fn or_zero(&mut self, chosen: Value, x: Value) -> Result<Value, OpError> {
+        let zeros = self.zeros_like(x);
+        self.push1(Select, &[chosen, x, zeros])
+    }
+
     pub(crate) fn reduce(&mut self, kind: ReduceKind, axes: &[usize], x: Value) -> Result<Value, OpError> {
         if axes.is_empty() { Ok(x) } else { self.push1(Reduce { kind, axes: axes.into() }, &[x]) }
     }
@@ -91,12 +99,42 @@ impl GraphBuilder {
         self.push1(Reshape { dims: Dims::from_slice(dims) }, &[x])
     }
 
+    /// As [`GraphBuilder::reshape`], to a type that is known to have as many elements.
+    pub(crate) fn reshape_to(&mut self, x: Value, ty: TensorType) -> Value {
+        if *self.ty(x) == ty { x } else { self.push_typed(Reshape { dims: ty.dims.clone() }.into(), &[x], [ty])[0] }
+    }
+
     /// Transposes, or returns `x` itself when the permutation is the identity.
     pub(crate) fn transpose(&mut self, x: Value, permutation: &[usize]) -> Result<Value, OpError> {
         if permutation.iter().enumerate().all(|(index, &axis)| index == axis) {
             return Ok(x);
         }
         self.push1(Transpose { permutation: permutation.into() }, &[x])
+    }
+
+    /// Takes a range of one dimension, or returns `x` itself if that is all of it.
+    pub(crate) fn slice_dim(&mut self, x: Value, dim: usize, range: Range<usize>) -> Value {
+        let mut ty = self.ty(x).clone();
+        if range == (0..ty.dims[dim]) {
+            return x;
+        }
+        let mut ranges: Box<[SliceDim]> = ty.dims.iter().map(|&size| SliceDim::whole(size)).collect();
+        ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
+        ty.dims[dim] = range.len();
+        self.push_typed(Slice { ranges }.into(), &[x], [ty])[0]
+    }
+
+    /// Adds zeros to a dimension, before and after it.
+    pub(crate) fn zeros_around(&mut self, x: Value, dim: usize, low: usize, high: usize) -> Value {
+        if low + high == 0 {
+            return x;
+        }
+        let mut ty = self.ty(x).clone();
+        let mut padding: Box<[PadDim]> = vec![PadDim::NONE; ty.rank()].into();
+        padding[dim] = PadDim { low: low as i64, high: high as i64, interior: 0 };
+        ty.dims[dim] += low + high;
+        let zero = self.splat(TensorType::scalar(ty.dtype), 0.0);
+        self.push_typed(Pad { padding }.into(), &[x, zero], [ty])[0]
     }
 
     /// Takes `size` elements of one dimension from a computed position (a scalar `s32`) on, and all elements of the

@@ -60,9 +60,8 @@ impl Primitive for Clamp {
         Ok(one(ty.clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::ELEMENTWISE.zero_of(Operands::All)
-    }
+    rules!(facts = Facts::ELEMENTWISE.zero_of(Operands::All));
+    rules!(factors: pointwise, partition: unchanged);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -95,14 +94,11 @@ impl Primitive for Clamp {
             if builder.ty(tangent).rank() == 0 {
                 tangent = builder.broadcast(tangent, &dims, &[])?;
             }
-            let zero = builder.zeros_like(tangent);
-            let tangent = builder.push1(Select, &[chosen, tangent, zero])?;
+            let tangent = builder.or_zero(chosen, tangent)?;
             context.add(0, tangent)?;
         }
         Ok(())
     }
-
-    rules!(factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let x = context.aligned(OPERAND)?;
@@ -120,12 +116,8 @@ impl Primitive for Clamp {
                 (false, _) => context.aligned(bound)?,
             };
         }
-        let result = context.builder.push1(Clamp, &operands)?;
-        context.push_result(result, true);
-        Ok(())
+        context.apply(Clamp, &operands)
     }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         // HLO's clamp takes scalars for bounds, but XLA's CPU backend fails to compile one that stands alone.

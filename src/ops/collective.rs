@@ -10,7 +10,7 @@
 //! operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
 use super::rules::*;
-use super::{Devices, Group, Linear, Operands, ReduceKind};
+use super::{Devices, Group, Linear, ReduceKind};
 use meshloom_hlo::CollectiveKind;
 
 /// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole.
@@ -81,10 +81,20 @@ pub struct AxisIndex {
 
 crate::ir::op_text!(AxisIndex = "axis-index" { group: key("axes") });
 
-/// Partitioning comes after differentiation, batching and propagation, so these ops have no rules for them.
-macro_rules! partitioned_only {
-    () => {
+/// The rules of an exchange that is linear, but for its typing rule. Partitioning comes after differentiation, batching
+/// and propagation, so the ops of this file have no rules for them.
+macro_rules! exchange {
+    ($kind:ident, |$op:ident, $context:ident| $emit:expr) => {
         rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
+
+        fn facts(&self) -> Facts<'_> {
+            Facts::exchange(CollectiveKind::$kind, &self.group)
+        }
+
+        fn emit(&self, context: &mut dyn EmitContext) {
+            let ($op, $context) = (self, context);
+            $emit
+        }
     };
 }
 
@@ -120,15 +130,7 @@ impl Primitive for AllGather {
         operands.iter().map(gathered).collect()
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::exchange(CollectiveKind::AllGather, &self.group).linear(Linear::Together(Operands::All))
-    }
-
-    partitioned_only!();
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.all_gather(&self.group, self.dim);
-    }
+    exchange!(AllGather, |op, context| context.all_gather(&op.group, op.dim));
 }
 
 impl Primitive for AllReduce {
@@ -139,10 +141,10 @@ impl Primitive for AllReduce {
 
     fn facts(&self) -> Facts<'_> {
         let facts = Facts::exchange(CollectiveKind::AllReduce, &self.group);
-        if self.kind == ReduceKind::Sum { facts.linear(Linear::Together(Operands::All)) } else { facts }
+        if self.kind == ReduceKind::Sum { facts } else { facts.linear(Linear::No) }
     }
 
-    partitioned_only!();
+    rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         context.all_reduce(&self.group, self.kind);
@@ -161,15 +163,7 @@ impl Primitive for ReduceScatter {
         operands.iter().map(part).collect()
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::exchange(CollectiveKind::ReduceScatter, &self.group).linear(Linear::Together(Operands::All))
-    }
-
-    partitioned_only!();
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.reduce_scatter(&self.group, self.dim);
-    }
+    exchange!(ReduceScatter, |op, context| context.reduce_scatter(&op.group, op.dim));
 }
 
 impl Primitive for AllToAll {
@@ -179,15 +173,7 @@ impl Primitive for AllToAll {
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::exchange(CollectiveKind::AllToAll, &self.group).linear(Linear::Together(Operands::All))
-    }
-
-    partitioned_only!();
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.all_to_all(&self.group, self.dim);
-    }
+    exchange!(AllToAll, |op, context| context.all_to_all(&op.group, op.dim));
 }
 
 impl Primitive for CollectivePermute {
@@ -204,15 +190,7 @@ impl Primitive for CollectivePermute {
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::exchange(CollectiveKind::CollectivePermute, &self.group).linear(Linear::Together(Operands::All))
-    }
-
-    partitioned_only!();
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.collective_permute(&self.group, &self.pairs);
-    }
+    exchange!(CollectivePermute, |op, context| context.collective_permute(&op.group, &op.pairs));
 }
 
 impl Primitive for AxisIndex {
@@ -225,7 +203,7 @@ impl Primitive for AxisIndex {
         Facts { devices: Devices::Rank(&self.group), ..Facts::SOURCE }
     }
 
-    partitioned_only!();
+    rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         context.axis_index(&self.group);

@@ -126,10 +126,7 @@ impl Primitive for Splat {
         Ok(one(self.ty.clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { is_made_anywhere: true, ..Facts::SOURCE }
-    }
-
+    rules!(facts = Facts { is_made_anywhere: true, ..Facts::SOURCE });
     rules!(derivatives: none, factors: pointwise, batch: never);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
@@ -170,11 +167,8 @@ impl Primitive for Iota {
         Ok(one(self.ty.clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { is_made_anywhere: true, ..Facts::SOURCE }
-    }
-
-    rules!(derivatives: none);
+    rules!(facts = Facts { is_made_anywhere: true, ..Facts::SOURCE });
+    rules!(derivatives: none, batch: never);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -183,8 +177,6 @@ impl Primitive for Iota {
         }
         rule.with_rest_replicated(operands, results)
     }
-
-    rules!(batch: never);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         let (dims, axes) = (context.result_dims(0).clone(), context.result_axes(0, self.axis));

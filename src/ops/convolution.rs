@@ -6,7 +6,7 @@
 //! that the family is closed under differentiation and batching.
 
 use super::rules::*;
-use super::{AxisList, Precision, ReduceKind, Reverse};
+use super::{AxisList, Precision, ReduceKind, Reverse, WindowDim, window_proto};
 use crate::hlo::proto;
 
 /// How the kernel moves along one dimension of space.
@@ -232,7 +232,7 @@ impl Primitive for Convolution {
         Ok(one(TensorType { dtype: self.dtype, dims }))
     }
 
-    rules!(facts: PRODUCT);
+    rules!(facts: PRODUCT, jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -253,8 +253,6 @@ impl Primitive for Convolution {
         }
         Ok(())
     }
-
-    rules!(jvp: linear);
 
     /// Space is not split: windows overlap.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
@@ -356,21 +354,20 @@ impl Primitive for Convolution {
             output_feature_dimension: 1,
             output_spatial_dimensions: space,
         };
-        let kernel = context.operand_type(1).dims.clone();
-        let dimension = |(window, &size): (&Window, &usize)| proto::WindowDimension {
-            size: size as i64,
-            stride: window.stride as i64,
-            padding_low: window.padding_low,
-            padding_high: window.padding_high,
-            window_dilation: window.kernel_dilation as i64,
-            base_dilation: window.input_dilation as i64,
-            window_reversal: false,
+        let dimension = |(&window, &size): (&Window, &usize)| WindowDim {
+            size,
+            stride: window.stride,
+            low: window.padding_low,
+            high: window.padding_high,
+            window_dilation: window.kernel_dilation,
+            base_dilation: window.input_dilation,
         };
-        let dimensions = self.windows.iter().zip(&kernel[2..]).map(dimension).collect();
+        let dims = self.windows.iter().zip(&context.operand_type(1).dims[2..]);
+        let window = window_proto(&dims.map(dimension).collect::<Vec<_>>());
         let precision = self.precision.config();
         let instruction = context.begin("convolution");
         instruction.convolution_dimension_numbers = Some(numbers.into());
-        instruction.window = Some(proto::Window { dimensions });
+        instruction.window = Some(window);
         instruction.feature_group_count = self.feature_groups as i64;
         instruction.batch_group_count = 1;
         instruction.precision_config = precision.map(Into::into);

@@ -3,31 +3,24 @@
 use super::rules::*;
 use super::{BinaryKind, Direction, OperandClass, Operands, ReduceKind, Select, UnaryKind, WindowDim, window_proto};
 
-/// How [`Cumulative`] folds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CumulativeKind {
-    /// log(sum(exp)), without overflow: the larger of two is taken out before anything is exponentiated.
-    LogSumExp,
-    /// Maximum; NaN from the first one on.
-    Max,
-    /// Minimum; NaN from the first one on.
-    Min,
-    /// Product.
-    Prod,
-    /// Sum.
-    Sum,
+meshloom_hlo::words! {
+    /// How [`Cumulative`] folds.
+    #[derive(PartialOrd, Ord)]
+    pub enum CumulativeKind {
+        /// log(sum(exp)), without overflow: the larger of two is taken out before anything is exponentiated.
+        LogSumExp = "cumulative-logsumexp",
+        /// Maximum; NaN from the first one on.
+        Max = "cumulative-max",
+        /// Minimum; NaN from the first one on.
+        Min = "cumulative-min",
+        /// Product.
+        Prod = "cumulative-prod",
+        /// Sum.
+        Sum = "cumulative-sum",
+    }
 }
 
 impl CumulativeKind {
-    /// Every kind.
-    pub const ALL: [CumulativeKind; 5] = [
-        CumulativeKind::LogSumExp,
-        CumulativeKind::Max,
-        CumulativeKind::Min,
-        CumulativeKind::Prod,
-        CumulativeKind::Sum,
-    ];
-
     /// The element types that it takes.
     pub const fn class(self) -> OperandClass {
         match self {
@@ -62,13 +55,11 @@ pub struct Cumulative {
     pub reverse: bool,
 }
 
-crate::ir::op_text!(Cumulative = CumulativeKind {
-    LogSumExp = "cumulative-logsumexp",
-    Max = "cumulative-max",
-    Min = "cumulative-min",
-    Prod = "cumulative-prod",
-    Sum = "cumulative-sum",
-} => { kind, axis: key("axis"), reverse: flag("reverse") });
+crate::ir::op_text!(Cumulative = name of CumulativeKind::ALL, |kind| kind.name() => {
+    kind,
+    axis: key("axis"),
+    reverse: flag("reverse"),
+});
 
 impl Cumulative {
     /// The element `distance` places before each, in the direction of the fold; `fill` where that is outside.
@@ -189,17 +180,7 @@ impl Primitive for Cumulative {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::aligned(operands, results, |dim| {
-            if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel }
-        })
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(Cumulative { axis: self.axis + 1, ..self.clone() })
-    }
-
-    rules!(partition: unchanged);
+    rules!(factors: whole_axis, batch: axis, partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         let ty = context.operand_type(0).clone();
@@ -208,7 +189,7 @@ impl Primitive for Cumulative {
             return context.forward_operand();
         }
         let (start, combiner) = match self.kind.reduction() {
-            Some(kind) => (kind.identity(ty.dtype), context.combiner(kind.combiner().name(), ty.dtype)),
+            Some(kind) => (kind.identity(ty.dtype), context.combiner(kind.name(), ty.dtype)),
             None => (ty.dtype.lowest(), context.log_add_exp(ty.dtype)),
         };
         let mut window = vec![WindowDim::ONE; ty.rank()];

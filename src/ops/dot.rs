@@ -198,7 +198,7 @@ impl Primitive for DotGeneral {
         Ok(one(TensorType { dtype: self.dtype, dims: result }))
     }
 
-    rules!(facts: PRODUCT);
+    rules!(facts: PRODUCT, jvp: linear, partition: unchanged);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -223,8 +223,6 @@ impl Primitive for DotGeneral {
             builder.convert(gradient, own)
         })
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (lhs, rhs, dims) = (operands[0], operands[1], &*self.dims);
@@ -272,8 +270,6 @@ impl Primitive for DotGeneral {
         context.push_result(product, true);
         Ok(())
     }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         let list = |axes: &AxisList| to_i64(axes).collect();

@@ -47,7 +47,7 @@ impl Primitive for DynamicSlice {
         Ok(one(TensorType { dtype: operands[0].dtype, dims: self.sizes.clone() }))
     }
 
-    rules!(facts: MOVEMENT);
+    rules!(facts: MOVEMENT, jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let ty = context.operand_type(0).clone();
@@ -57,8 +57,6 @@ impl Primitive for DynamicSlice {
             builder.push1(DynamicUpdateSlice, &[&[zeros, ct], &starts[..]].concat())
         })
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -126,9 +124,8 @@ impl Primitive for DynamicUpdateSlice {
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { class: Class::Kernel, is_in_place: true, ..Facts::moves(Operands::These(&[0, 1])) }
-    }
+    rules!(facts = Facts { class: Class::Kernel, is_in_place: true, ..Facts::moves(Operands::These(&[0, 1])) });
+    rules!(jvp: linear, emit: simple);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -141,8 +138,6 @@ impl Primitive for DynamicUpdateSlice {
         let slice = DynamicSlice { sizes: update_type.dims };
         context.set_with(1, |builder| builder.push1(slice, &[&[ct], &starts[..]].concat()))
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -175,14 +170,10 @@ impl Primitive for DynamicUpdateSlice {
         let mut result = context.builder.push1(DynamicUpdateSlice, &operands)?;
         for dim in moved {
             let size = context.operand_dims(0)[dim];
-            result = context.slice_dim(result, dim, updates[dim]..updates[dim] + size)?;
+            result = context.builder.slice_dim(result, dim, updates[dim]..updates[dim] + size);
         }
         context.push_result(result);
         Ok(())
-    }
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.simple("dynamic-update-slice");
     }
 }
 
@@ -231,7 +222,7 @@ fn zeros_where_absent(
     let start = context.builder.sub(start, own)?;
     let start = context.builder.shift(start, size as f64)?;
     let start = clamp(context.builder, start, (context.operand_dims(0)[dim] + size) as f64)?;
-    let value = context.zeros_around(value, dim, size as i64, size as i64)?;
+    let value = context.builder.zeros_around(value, dim, size, size);
     Ok((value, start))
 }
 

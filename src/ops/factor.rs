@@ -9,7 +9,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 use super::ReduceKind;
-use crate::ir::TensorType;
+use crate::ir::{Graph, NodeRef, TensorType};
 
 /// The way in which a factor is split over devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,6 +80,13 @@ pub struct FactorRule {
 }
 
 impl FactorRule {
+    /// The rule of a node without regions.
+    pub(crate) fn of(graph: &Graph, node: NodeRef<'_>) -> Option<FactorRule> {
+        let operands: SmallVec<[&TensorType; 4]> = node.operands().iter().map(|&value| graph.ty(value)).collect();
+        let results: SmallVec<[&TensorType; 2]> = node.results().map(|value| graph.ty(value)).collect();
+        Some(node.op().as_primitive()?.factors(&operands, &results))
+    }
+
     /// A rule for tensors of these types, in which no dimension has a factor yet.
     pub fn empty(operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let blank = |ty: &&TensorType| SmallVec::from_elem(DimFactors::new(), ty.rank());

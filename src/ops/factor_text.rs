@@ -74,6 +74,7 @@ meshloom_hlo::debug_is_message!(RuleTextError);
 
 /// The reason why the text of a factor rule cannot be read.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum RuleProblem {
     /// The text has no arrow, or several.
     #[error("it must have one `->` between the operands and the results")]
@@ -82,20 +83,10 @@ pub enum RuleProblem {
     #[error(
         "`{found}` in the term `{term}` is no dimension; a dimension is a letter, or `1`, and leading ones are `...`"
     )]
-    Dimension {
-        /// The text found.
-        found: char,
-        /// The term.
-        term: String,
-    },
+    Dimension { found: char, term: String },
     /// A letter occurs twice in a term.
     #[error("`{letter}` stands twice in the term `{term}`; give the dimensions letters of their own")]
-    Repeated {
-        /// The letter.
-        letter: char,
-        /// The term.
-        term: String,
-    },
+    Repeated { letter: char, term: String },
     /// Only results have this letter.
     #[error("`{0}` is in a result but in no operand, so nothing says its size")]
     Unsized(char),
@@ -108,27 +99,16 @@ pub enum RuleProblem {
          `sum`, `prod`, `max` or `min`", if *.in_some { "some results only" } else { "no result" }
     )]
     Unsaid {
-        /// The letter.
         letter: char,
         /// Whether some result has it.
         in_some: bool,
     },
     /// A word is none of those that may follow the bar.
     #[error("`{word}` is none of `split`, `whole`, `sum`, `prod`, `max` and `min`{suggestion}")]
-    Word {
-        /// The word found.
-        word: String,
-        /// The nearest word, if there is one.
-        suggestion: String,
-    },
+    Word { word: String, suggestion: String },
     /// A word has no letters, or is followed by something else.
     #[error("`{word}` must be followed by letters with spaces between them, found `{found}`")]
-    Letters {
-        /// The word.
-        word: String,
-        /// The text found.
-        found: String,
-    },
+    Letters { word: String, found: String },
     /// The formula does not have this letter.
     #[error("`{0}` has a word behind `|`, but is not in the formula")]
     Unknown(char),
@@ -138,9 +118,7 @@ pub enum RuleProblem {
     /// A word contradicts the formula.
     #[error("`{word} {letter}`, but `{letter}` is in {}", if *.in_all { "every result: nothing is combined" } else { "no result: nothing is split" })]
     Contradiction {
-        /// The word.
         word: &'static str,
-        /// The letter.
         letter: char,
         /// Whether all results have it.
         in_all: bool,

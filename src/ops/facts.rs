@@ -193,10 +193,10 @@ impl<'a> Facts<'a> {
         Facts { effect: if has_side_effect { Effect::Side } else { Effect::None }, ..Facts::KERNEL }
     }
 
-    /// A collective.
+    /// A collective that is linear.
     pub fn exchange(kind: CollectiveKind, group: &'a Group) -> Facts<'a> {
-        let is_separate = true;
-        Facts { devices: Devices::Exchange(kind, group), zeros: Zeros::Matching, is_separate, ..Facts::KERNEL }
+        let (devices, linear) = (Devices::Exchange(kind, group), Linear::Together(Operands::All));
+        Facts { devices, linear, zeros: Zeros::Matching, is_separate: true, ..Facts::KERNEL }
     }
 
     /// Whether the op makes the same from nothing on every device.

@@ -31,17 +31,23 @@ pub(crate) trait Analysis {
 
     /// The fact of a value that depends on a choice, or on the number of iterations of a loop. `control` is the fact of
     /// the choice or of that number.
-    fn controlled(&self, fact: Self::Fact, control: &Self::Fact) -> Self::Fact;
+    fn controlled(&self, fact: Self::Fact, _control: &Self::Fact) -> Self::Fact {
+        fact
+    }
 
     /// Whether facts go through the regions of an op. An op that is not looked into is passed to [`Analysis::transfer`]
     /// like an op without regions.
-    fn looks_into(&self, op: &Op) -> bool;
+    fn looks_into(&self, _op: &Op) -> bool {
+        true
+    }
 
     /// The facts of an op's results, from those of its operands.
     fn transfer(&self, op: &Op, operands: &[Self::Fact], result_count: usize) -> ValueFacts<Self::Fact>;
 
     /// The part of a fact that can hold for a result of this type.
-    fn of_type(&self, fact: Self::Fact, ty: &TensorType) -> Self::Fact;
+    fn of_type(&self, fact: Self::Fact, _ty: &TensorType) -> Self::Fact {
+        fact
+    }
 
     /// The facts of all values of a graph.
     fn values(&self, graph: &Graph, inputs: &[Self::Fact]) -> Vec<Self::Fact> {
@@ -70,6 +76,23 @@ pub(crate) trait Analysis {
         } else {
             self.transfer(op, operands, result_count)
         }
+    }
+
+    /// The op with each body that runs made anew by `f`, which gets the facts of the body's inputs; `None` for an op
+    /// without bodies.
+    fn map_bodies(
+        &self,
+        op: &Op,
+        operands: &[Self::Fact],
+        mut f: impl FnMut(&Arc<Graph>, Vec<Self::Fact>) -> Arc<Graph>,
+    ) -> Option<Op> {
+        op.as_region()?;
+        let mut inputs = self.through(op, operands).inputs.into_iter();
+        op.map_regions(|body| match inputs.next() {
+            Some(inputs) if inputs.len() == body.inputs().len() => f(body, inputs),
+            // The body does not run.
+            _ => body.clone(),
+        })
     }
 
     /// The facts in an op with regions, from those of its operands.
@@ -127,7 +150,6 @@ pub(crate) trait Analysis {
 pub(crate) struct Flow<F> {
     /// The facts of each region's inputs, in any iteration; the default for a region that does not run.
     pub(crate) inputs: SmallVec<[Vec<F>; 2]>,
-    /// The facts of the results.
     pub(crate) results: ValueFacts<F>,
 }
 

@@ -71,7 +71,6 @@ impl GatherDims {
         }
     }
 
-    /// Operand dimensions that the window keeps.
     fn window_dims(&self, rank: usize) -> AxisList {
         complement(&[&self.collapsed_dims[..], &self.operand_batch_dims[..]].concat(), rank)
     }
@@ -232,7 +231,7 @@ impl GatherDims {
             }
             let mut own = indices;
             if has_components {
-                own = context.slice_dim(indices, self.index_vector_dim, component..component + 1)?;
+                own = context.builder.slice_dim(indices, self.index_vector_dim, component..component + 1);
                 let mut dims = context.builder.ty(own).dims.clone();
                 dims.remove(self.index_vector_dim);
                 own = context.builder.reshape(own, &dims)?;
@@ -244,6 +243,13 @@ impl GatherDims {
             });
         }
         Ok(inside.ok_or_else(|| InternalError::new("indices of a gather", "a dimension that is split"))?)
+    }
+
+    /// Elements that are gathered, zero for indices that are not `inside`.
+    pub(super) fn only(&self, builder: &mut GraphBuilder, gathered: Value, inside: Value) -> Result<Value, OpError> {
+        let dims = builder.ty(gathered).dims.clone();
+        let inside = builder.broadcast(inside, &dims, &complement(&self.offset_dims, dims.len()))?;
+        builder.or_zero(inside, gathered)
     }
 
     /// `indices` with every start moved to where its slice fits, as a gather does by itself.
@@ -268,6 +274,23 @@ impl GatherDims {
         let zero = builder.zeros_like(indices);
         let low = builder.binary(BinaryKind::Maximum, indices, zero)?;
         builder.binary(BinaryKind::Minimum, low, limit)
+    }
+
+    /// Whether each index's slice lies within the operand: `pred` over the indices' batch dimensions.
+    pub(super) fn inside(
+        &self,
+        builder: &mut GraphBuilder,
+        indices: Value,
+        operand: &[usize],
+        sizes: &[usize],
+    ) -> Result<Value, OpError> {
+        let clamped = self.clamp(builder, indices, operand, sizes)?;
+        let inside = builder.compare(super::Direction::Eq, clamped, indices)?;
+        if self.index_vector_dim < builder.ty(indices).rank() {
+            builder.reduce(super::ReduceKind::And, &[self.index_vector_dim], inside)
+        } else {
+            Ok(inside)
+        }
     }
 }
 
@@ -308,7 +331,7 @@ impl Primitive for Gather {
         Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.updates_dims(&batch, &window)? }))
     }
 
-    rules!(facts: MOVEMENT);
+    rules!(facts: MOVEMENT, jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -327,8 +350,6 @@ impl Primitive for Gather {
         context.set(0, gradient);
         Ok(())
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (operand, indices) = (operands[0], operands[1]);
@@ -385,18 +406,14 @@ impl Primitive for Gather {
         }
         let gather = Gather { slice_sizes, ..self.clone() };
         let Some(shifted) = self.dims.local_indices(context, indices, (&self.slice_sizes, true))? else {
-            let result = context.builder.push1(gather, &[operand, indices])?;
-            context.push_result(result);
-            return Ok(());
+            return context.apply_to(gather, &[operand, indices]);
         };
         let inside = self.dims.inside_part(context, shifted, &self.slice_sizes)?;
         let gather = Gather { promise: IndexPromise::default(), ..gather };
         let found = context.builder.push1(gather, &[operand, shifted])?;
-        let dims = context.builder.ty(found).dims.clone();
-        let places = complement(&self.dims.offset_dims, dims.len());
-        let inside = context.builder.broadcast(inside, &dims, &places)?;
-        let nothing = context.builder.zeros_like(found);
-        context.apply_to(super::Select, &[inside, found, nothing])
+        let found = self.dims.only(context.builder, found, inside)?;
+        context.push_result(found);
+        Ok(())
     }
 
     fn emit(&self, context: &mut dyn EmitContext) {
@@ -425,29 +442,27 @@ impl Gather {
     }
 }
 
-/// The way in which [`Scatter`] combines an update with the element in its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ScatterKind {
-    /// Adds; duplicates add up.
-    Add,
-    /// Keeps the larger; NaN if either is.
-    Max,
-    /// Keeps the smaller; NaN if either is.
-    Min,
-    /// Multiplies; duplicates multiply up.
-    Multiply,
-    /// Replaces; of duplicates, one is kept, and which one is the backend's choice.
-    Set,
+meshloom_hlo::words! {
+    /// The way in which [`Scatter`] combines an update with the element in its place.
+    #[derive(PartialOrd, Ord)]
+    pub enum ScatterKind {
+        /// Adds; duplicates add up.
+        Add = "scatter-add",
+        /// Keeps the larger; NaN if either is.
+        Max = "scatter-max",
+        /// Keeps the smaller; NaN if either is.
+        Min = "scatter-min",
+        /// Multiplies; duplicates multiply up.
+        Multiply = "scatter-multiply",
+        /// Replaces; of duplicates, one is kept, and which one is the backend's choice.
+        Set = "scatter-set",
+    }
 }
 
 impl ScatterKind {
-    /// Every kind.
-    pub const ALL: [ScatterKind; 5] =
-        [ScatterKind::Add, ScatterKind::Max, ScatterKind::Min, ScatterKind::Multiply, ScatterKind::Set];
-
     /// The elementwise op that combines an element with an update; `None` where the update replaces it.
     pub fn combiner(self) -> Option<BinaryKind> {
-        self.reduction().map(ReduceKind::combiner)
+        self.reduction().map(BinaryKind::from)
     }
 
     const fn reduction(self) -> Option<ReduceKind> {
@@ -478,13 +493,11 @@ pub struct Scatter {
     pub promise: IndexPromise,
 }
 
-crate::ir::op_text!(Scatter = ScatterKind {
-    Add = "scatter-add",
-    Max = "scatter-max",
-    Min = "scatter-min",
-    Multiply = "scatter-multiply",
-    Set = "scatter-set",
-} => { kind, dims: several, promise: several });
+crate::ir::op_text!(Scatter = name of ScatterKind::ALL, |kind| kind.name() => {
+    kind,
+    dims: several,
+    promise: several,
+});
 
 impl Scatter {
     /// Returns how updates fold into the operand, if no dimension is indexed and each update covers the whole operand.
@@ -508,9 +521,7 @@ impl Scatter {
         }
         sizes
     }
-}
 
-impl Scatter {
     /// Whether windows have one element along an operand dimension that is indexed.
     fn is_single(&self, dim: usize, rank: usize, updates: &TensorType) -> bool {
         let window = self.dims.window_dims(rank);
@@ -626,16 +637,12 @@ impl Primitive for Scatter {
             let rows = complement(&self.dims.offset_dims, context.operand_type(2).rank());
             let update = context.builder.reduce(kind, &rows, context.operand(2))?;
             let update = context.builder.reshape(update, &context.operand_dims(0))?;
-            let result = context.builder.binary(kind.combiner(), context.operand(0), update)?;
+            let result = context.builder.binary(kind.into(), context.operand(0), update)?;
             context.push_result(result);
             return Ok(());
         }
         let indices = context.operand(1);
-        let (rank, updates) = (context.operand_type(0).rank(), context.operand_type(2));
-        let mut sizes = vec![1; rank];
-        for (dim, place) in self.dims.window_dims(rank).into_iter().zip(&self.dims.offset_dims) {
-            sizes[dim] = updates.dims[*place];
-        }
+        let sizes = self.slice_sizes(context.operand_type(0), context.operand_type(2));
         let Some(shifted) = self.dims.local_indices(context, indices, (&sizes, false))? else {
             return context.apply(self.clone());
         };
@@ -678,24 +685,5 @@ impl Primitive for Scatter {
         let sums = context.commit();
         let result = if is_narrow { context.instruction("convert", &ty, &[sums]) } else { sums };
         context.set_result(0, result);
-    }
-}
-
-impl GatherDims {
-    /// Whether each index's slice lies within the operand: `pred` over the indices' batch dimensions.
-    pub(super) fn inside(
-        &self,
-        builder: &mut GraphBuilder,
-        indices: Value,
-        operand: &[usize],
-        sizes: &[usize],
-    ) -> Result<Value, OpError> {
-        let clamped = self.clamp(builder, indices, operand, sizes)?;
-        let inside = builder.compare(super::Direction::Eq, clamped, indices)?;
-        if self.index_vector_dim < builder.ty(indices).rank() {
-            builder.reduce(super::ReduceKind::And, &[self.index_vector_dim], inside)
-        } else {
-            Ok(inside)
-        }
     }
 }

@@ -159,20 +159,15 @@ pub struct StopGradient;
 crate::ir::op_text!(StopGradient = "stop-gradient" {});
 
 impl Primitive for Named {
-    rules!(infer: identity, facts: IDENTITY, derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.forward_operand();
-    }
+    rules!(infer: identity, facts: IDENTITY, derivatives: passed_on, factors: pointwise, batch: unchanged);
+    rules!(partition: unchanged, emit: forwarded);
 }
 
 impl Primitive for MoveTo {
     rules!(infer: identity);
 
-    fn facts(&self) -> Facts<'_> {
-        // Its result has a buffer of its own, in another memory.
-        Facts { is_cheap: true, ..Facts::LINEAR }
-    }
+    // Its result has a buffer of its own, in another memory.
+    rules!(facts = Facts { is_cheap: true, ..Facts::LINEAR });
 
     // Only the value itself is moved: cotangents and tangents are used where they arise.
     rules!(derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
@@ -213,25 +208,13 @@ impl Primitive for WithAxes {
         Ok(one(operands[0].clone()))
     }
 
-    rules!(facts: IDENTITY);
-
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
-    }
-
-    rules!(jvp: linear, factors: pointwise);
+    rules!(facts: IDENTITY, vjp: itself, jvp: linear, factors: pointwise, partition: unchanged, emit: forwarded);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         // A dimension of an example does not keep the name of the batch: it is the batch that is split by that name.
         let batch = context.axis_name;
         let of_example = self.names.iter().map(|&name| if name == batch { Name::default() } else { name });
         context.all(WithAxes { names: std::iter::once(batch).chain(of_example).collect(), ..self.clone() })
-    }
-
-    rules!(partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.forward_operand();
     }
 }
 
@@ -245,22 +228,14 @@ impl Primitive for Reshard {
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        // It may communicate.
-        Facts { is_cheap: false, ..Facts::IDENTITY }
-    }
+    // It may communicate.
+    rules!(facts = Facts { is_cheap: false, ..Facts::IDENTITY });
 
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
-    }
-
-    rules!(jvp: linear, factors: pointwise);
+    rules!(vjp: itself, jvp: linear, factors: pointwise, partition: unchanged);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Reshard { spec: self.spec.with_leading_dim(), ..*self })
     }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         context.reshard(&self.spec);
@@ -268,9 +243,6 @@ impl Primitive for Reshard {
 }
 
 impl Primitive for StopGradient {
-    rules!(infer: identity, facts: IDENTITY, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.forward_operand();
-    }
+    rules!(infer: identity, facts: IDENTITY, derivatives: none, factors: pointwise, batch: unchanged);
+    rules!(partition: unchanged, emit: forwarded);
 }

@@ -207,7 +207,7 @@ impl Primitive for KernelCall {
         Ok(dtypes.into_iter().zip(dims).map(|(dtype, dims)| TensorType { dtype, dims }).collect())
     }
 
-    rules!(facts: KERNEL);
+    rules!(facts: KERNEL, jvp: by_definition, partition: unchanged, emit: by_definition);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let count = context.operand_count();
@@ -228,10 +228,6 @@ impl Primitive for KernelCall {
         let cotangents = context.builder.inline(&gradient.graph.relocated(origin), &arguments);
         gradient.operands.iter().zip(cotangents).for_each(|(&operand, cotangent)| context.set(operand, cotangent));
         Ok(())
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.by_definition(|builder, operands| self.define(builder, operands))
     }
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
@@ -257,11 +253,5 @@ impl Primitive for KernelCall {
             }
         }
         context.apply(self.clone(), &operands)
-    }
-
-    rules!(partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }

@@ -31,7 +31,6 @@ mod parts;
 mod ragged;
 mod random;
 mod reduce;
-mod reduce_kind;
 mod reduce_window;
 mod region;
 mod remat;
@@ -54,9 +53,9 @@ pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermut
 pub use constant::{Constant, Iota, Number, Splat};
 pub use context::{
     BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId,
-    JvpContext, PartitionContext, Stretch, VjpContext,
+    JvpContext, PartitionContext, VjpContext,
 };
-pub(crate) use context::{PartitionPorts, aligned, batch_in_front};
+pub(crate) use context::{PartitionPorts, Stretch, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
@@ -76,10 +75,10 @@ pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
 pub use group::Group;
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use kernel::{KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules};
+pub use meshloom_hlo::ReduceKind;
 pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce};
-pub use reduce_kind::ReduceKind;
 pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
 pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, Often, RegionOp, Scan, While};
 pub use remat::{Memory, RematPolicy};
@@ -245,7 +244,6 @@ macro_rules! op_table {
                 None
             }
 
-            /// The names of all ops in the text form.
             pub(crate) fn text_names() -> Vec<&'static str> {
                 let mut names = Vec::new();
                 $(names.extend($primitive::names());)*
@@ -424,7 +422,6 @@ pub(crate) fn expect_operands(operands: &[&TensorType], expected: usize) -> Resu
     if operands.len() == expected { Ok(()) } else { Err(TypeError::OperandCount { expected, found: operands.len() }) }
 }
 
-/// Checks that all operands have the first one's type.
 pub(crate) fn expect_same_types(operands: &[&TensorType]) -> Result<(), TypeError> {
     let Some((first, rest)) = operands.split_first() else { return Ok(()) };
     for (index, ty) in rest.iter().enumerate() {
@@ -470,7 +467,6 @@ pub(crate) fn expect_axes(axes: &[usize], rank: usize) -> Result<(), TypeError> 
     Ok(())
 }
 
-/// One result type.
 pub(crate) fn one(ty: TensorType) -> ResultTypes {
     let mut types = ResultTypes::new();
     types.push(ty);

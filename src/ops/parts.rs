@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 use meshloom_hlo::mesh::MeshAxis;
 
 use super::{
-    AllGather, AxisIndex, BinaryKind, CollectivePermute, Concatenate, Direction, Iota, Pad, PadDim, PartitionContext,
-    Select, Slice, SliceDim, Stretch,
+    AllGather, AxisIndex, BinaryKind, CollectivePermute, Concatenate, Direction, Iota, PartitionContext, Select,
+    Stretch,
 };
 use crate::ir::{Axes, DType, OpError, TensorType, Value};
 
@@ -55,29 +55,20 @@ impl Stretch {
 impl PartitionContext<'_> {
     /// The position in the whole at which this device's part of a dimension begins, if each part has `size` elements: a
     /// scalar `s32`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn part_start(&mut self, axes: &[MeshAxis], size: usize) -> Result<Value, OpError> {
+    pub(crate) fn part_start(&mut self, axes: &[MeshAxis], size: usize) -> Result<Value, OpError> {
         let rank = self.rank(axes)?;
         self.builder.scale(rank, size as f64)
     }
 
     /// This device's rank along some axes: a scalar `s32`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
+    pub(crate) fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
         let group = self.group(axes);
         self.builder.push1(AxisIndex { group }, &[])
     }
 
     /// The global positions (`s32`) of this device's part of a dimension that is split over `axes`, along that
     /// dimension of `dims`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn positions(&mut self, dims: &[usize], dim: usize, axes: &[MeshAxis]) -> Result<Value, OpError> {
+    pub(crate) fn positions(&mut self, dims: &[usize], dim: usize, axes: &[MeshAxis]) -> Result<Value, OpError> {
         let ty = TensorType::new(DType::S32, dims);
         let local = self.builder.push1(Iota { ty, axis: dim }, &[])?;
         if axes.is_empty() {
@@ -89,10 +80,7 @@ impl PartitionContext<'_> {
     }
 
     /// `value` where `low <= positions < high`, else `other`; all of the same dimensions, `positions` of type `s32`.
-    ///
-    /// # Errors
-    /// The operands do not have the same dimensions.
-    pub fn select_range(
+    pub(crate) fn select_range(
         &mut self,
         positions: Value,
         range: std::ops::Range<i64>,
@@ -104,10 +92,7 @@ impl PartitionContext<'_> {
     }
 
     /// Whether `low <= positions < high`.
-    ///
-    /// # Errors
-    /// The positions are no numbers.
-    pub fn in_range(&mut self, positions: Value, range: std::ops::Range<i64>) -> Result<Value, OpError> {
+    pub(crate) fn in_range(&mut self, positions: Value, range: std::ops::Range<i64>) -> Result<Value, OpError> {
         let low = self.builder.splat_like(positions, range.start as f64);
         let high = self.builder.splat_like(positions, range.end as f64);
         let above = self.builder.compare(Direction::Ge, positions, low)?;
@@ -116,10 +101,13 @@ impl PartitionContext<'_> {
     }
 
     /// This device's stretch of dimension `dim` of `value`, which is split over `axes`.
-    ///
-    /// # Errors
-    /// No mesh can cause an error.
-    pub fn stretch(&mut self, value: Value, dim: usize, axes: &Axes, stretch: Stretch) -> Result<Value, OpError> {
+    pub(crate) fn stretch(
+        &mut self,
+        value: Value,
+        dim: usize,
+        axes: &Axes,
+        stretch: Stretch,
+    ) -> Result<Value, OpError> {
         let part = self.builder.ty(value).dims[dim] as i64;
         let group = self.group(axes);
         let count = group.size as i64;
@@ -148,7 +136,8 @@ impl PartitionContext<'_> {
         let size = stretch.size as i64;
         let lowest = offset(0).min(offset(count - 1)).min(0);
         let highest = offset(0).max(offset(count - 1)).max(length - size);
-        let buffer = self.zeros_around(buffer, dim, -lowest, highest + size - length)?;
+        let [low, high] = [-lowest, highest + size - length].map(|count| count as usize);
+        let buffer = self.builder.zeros_around(buffer, dim, low, high);
         self.cut(buffer, dim, axes, offset(0) - lowest, stretch.step - pitch, stretch.size)
     }
 
@@ -156,7 +145,7 @@ impl PartitionContext<'_> {
     fn fetch(&mut self, value: Value, dim: usize, axes: &Axes, piece: &Piece, wraps: bool) -> Result<Value, OpError> {
         let group = self.group(axes);
         let count = group.size as i64;
-        let own = self.slice_dim(value, dim, piece.range.start as usize..piece.range.end as usize)?;
+        let own = self.builder.slice_dim(value, dim, piece.range.start as usize..piece.range.end as usize);
         if piece.distance == 0 || wraps && piece.distance.rem_euclid(count) == 0 {
             return Ok(own);
         }
@@ -179,40 +168,11 @@ impl PartitionContext<'_> {
         size: usize,
     ) -> Result<Value, OpError> {
         if step == 0 {
-            return self.slice_dim(value, dim, first as usize..first as usize + size);
+            return Ok(self.builder.slice_dim(value, dim, first as usize..first as usize + size));
         }
         let rank = self.rank(axes)?;
         let start = self.builder.scale(rank, step as f64)?;
         let start = self.builder.shift(start, first as f64)?;
         self.builder.dynamic_slice_dim(value, dim, start, size)
-    }
-
-    /// Cuts a range out of one dimension.
-    ///
-    /// # Errors
-    /// The range is not within the dimension.
-    pub fn slice_dim(&mut self, value: Value, dim: usize, range: Range<usize>) -> Result<Value, OpError> {
-        let dims = self.builder.ty(value).dims.clone();
-        if range == (0..dims[dim]) {
-            return Ok(value);
-        }
-        let mut ranges: Vec<SliceDim> = dims.iter().map(|&limit| SliceDim::whole(limit)).collect();
-        ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
-        self.builder.push1(Slice { ranges: ranges.into() }, &[value])
-    }
-
-    /// Adds zeros to a dimension, before and after it.
-    ///
-    /// # Errors
-    /// The result has more bytes than can be addressed.
-    pub fn zeros_around(&mut self, value: Value, dim: usize, low: i64, high: i64) -> Result<Value, OpError> {
-        if low == 0 && high == 0 {
-            return Ok(value);
-        }
-        let ty = self.builder.ty(value).clone();
-        let mut padding = vec![PadDim::NONE; ty.rank()];
-        padding[dim] = PadDim { low, high, interior: 0 };
-        let zero = self.builder.splat(TensorType::scalar(ty.dtype), 0.0);
-        self.builder.push1(Pad { padding: padding.into() }, &[value, zero])
     }
 }

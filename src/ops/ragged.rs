@@ -13,18 +13,21 @@ use super::rules::*;
 use super::{InstructionId, Precision, ReduceKind, WindowDim, batch_in_front, window_proto};
 use crate::hlo::proto;
 
-/// The dimension that the groups divide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RaggedMode {
-    /// `[m,k], [g,k,n] -> [m,n]`: each row times the matrix of its group; zero for a row of no group.
-    Rows,
-    /// `[m,k], [g,n,k] -> [m,n]`: each row times the transposed matrix of its group; zero for a row of no group.
-    Transposed,
-    /// `[m,k], [m,n] -> [g,k,n]`: for each group, the sum of the outer products of its rows; zero for an empty group.
-    Contracted,
+meshloom_hlo::words! {
+    /// The dimension that the groups divide.
+    #[derive(PartialOrd, Ord)]
+    pub enum RaggedMode {
+        /// `[m,k], [g,k,n] -> [m,n]`: each row times the matrix of its group; zero for a row of no group.
+        Rows = "rows",
+        /// `[m,k], [g,n,k] -> [m,n]`: each row times the transposed matrix of its group; zero for a row of no group.
+        Transposed = "transposed",
+        /// `[m,k], [m,n] -> [g,k,n]`: for each group, the sum of the outer products of its rows; zero for an empty
+        /// group.
+        Contracted = "contracted",
+    }
 }
 
-crate::ir::word_attribute!(RaggedMode { Rows = "rows", Transposed = "transposed", Contracted = "contracted" });
+crate::ir::word_attribute!(RaggedMode);
 
 /// The form in which a grouped product is emitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,11 +41,6 @@ pub enum RaggedForm {
 }
 
 crate::ir::word_attribute!(RaggedForm { Masked = "masked", Instruction = "instruction" });
-
-impl RaggedMode {
-    /// All modes.
-    pub const ALL: [RaggedMode; 3] = [RaggedMode::Rows, RaggedMode::Transposed, RaggedMode::Contracted];
-}
 
 /// `ragged-dot(lhs, rhs, group_sizes)`: a matrix product by groups of rows, see [`RaggedMode`]. The sizes are `[g]`, of
 /// a signed integer type.
@@ -171,7 +169,7 @@ impl Primitive for RaggedDot {
         Ok(one(TensorType { dtype: self.dtype, dims }))
     }
 
-    rules!(facts: PRODUCT);
+    rules!(facts: PRODUCT, jvp: linear, partition: unchanged);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -190,8 +188,6 @@ impl Primitive for RaggedDot {
         }
         Ok(())
     }
-
-    rules!(jvp: linear);
 
     /// Rows and groups are not split: the group of a row depends on all sizes.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
@@ -246,8 +242,6 @@ impl Primitive for RaggedDot {
         context.push_result(product, true);
         Ok(())
     }
-
-    rules!(partition: unchanged);
 
     /// The masked form, which is the plain one, is emitted as a dot over rows masked by group. The mask costs `g`
     /// copies of the left operand where the backend does not fuse it, and `g` times the products. `crate::kernels` puts

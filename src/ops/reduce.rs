@@ -6,12 +6,12 @@ use super::{
 };
 use crate::hlo::proto::HloInstructionProto;
 
-crate::ir::word_attribute!(ReduceKind, ReduceKind::ALL, |kind| kind.combiner().name());
+crate::ir::word_attribute!(ReduceKind);
 
-impl ReduceKind {
-    /// The elementwise op that combines two elements.
-    pub const fn combiner(self) -> BinaryKind {
-        match self {
+/// The elementwise op that combines two elements.
+impl From<ReduceKind> for BinaryKind {
+    fn from(kind: ReduceKind) -> BinaryKind {
+        match kind {
             ReduceKind::And => BinaryKind::And,
             ReduceKind::Max => BinaryKind::Maximum,
             ReduceKind::Min => BinaryKind::Minimum,
@@ -76,7 +76,7 @@ impl Reduce {
 impl Primitive for Reduce {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
-        Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
+        Binary(self.kind.into()).infer(&[operands[0], operands[0]])?;
         expect_axes(&self.axes, operands[0].rank())?;
         let kept = complement(&self.axes, operands[0].rank());
         let dims = kept.iter().map(|&axis| operands[0].dims[axis]).collect();
@@ -159,7 +159,7 @@ impl Primitive for Reduce {
     fn emit(&self, context: &mut dyn EmitContext) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
-        let combiner = context.combiner(self.kind.combiner().name(), dtype);
+        let combiner = context.combiner(self.kind.name(), dtype);
         let operand = context.operand_id(0);
         let instruction = context.begin_with("reduce", 0, &[operand, identity]);
         instruction.dimensions.extend(to_i64(&self.axes));
@@ -216,11 +216,8 @@ impl Primitive for ArgReduce {
         Ok(one(types[0].with_dtype(DType::S32)))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { class: Class::Fold, ..Facts::KERNEL }
-    }
-
-    rules!(derivatives: none);
+    rules!(facts = Facts { class: Class::Fold, ..Facts::KERNEL });
+    rules!(derivatives: none, batch: axis, partition: unchanged);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -229,12 +226,6 @@ impl Primitive for ArgReduce {
         }
         rule.with_rest_replicated(operands, results)
     }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(ArgReduce { axis: self.axis + 1, ..self.clone() })
-    }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         let positions = context.operand_type(0).with_dtype(DType::S32);

@@ -7,7 +7,7 @@ use super::rules::*;
 use super::shape::inverse;
 use super::{
     ArgReduceKind, AxisList, Binary, Direction, Gather, GatherDims, IndexPromise, Pad, PadDim, ReduceKind, Scatter,
-    ScatterKind, Select,
+    ScatterKind,
 };
 use crate::hlo::proto;
 
@@ -101,7 +101,6 @@ pub(super) fn window_proto(window: &[WindowDim]) -> proto::Window {
     proto::Window { dimensions: window.iter().map(dimension).collect() }
 }
 
-/// The dimensions of the result.
 fn window_counts(window: &[WindowDim], operand: &TensorType) -> Result<Dims, TypeError> {
     expect_rank(0, operand, window.len())?;
     let count = |(dim, (window, &size)): (usize, (&WindowDim, &usize))| {
@@ -123,7 +122,6 @@ fn window_factors(window: &[WindowDim], operands: &[&TensorType], results: &[&Te
     rule.with_rest_replicated(operands, results)
 }
 
-/// The windows of a batch of examples.
 fn batched(window: &[WindowDim]) -> Box<[WindowDim]> {
     [&[WindowDim::ONE], window].concat().into()
 }
@@ -169,7 +167,6 @@ impl ReduceWindow {
         builder.push1(ReduceWindow { kind: ReduceKind::Sum, window: window.into() }, &[padded])
     }
 
-    /// The position of each window's extremum.
     fn positions(&self, builder: &mut GraphBuilder, x: Value) -> Result<Positions, OpError> {
         let kind = if self.kind == ReduceKind::Max { ArgReduceKind::Max } else { ArgReduceKind::Min };
         let positions = builder.push1(ArgReduceWindow { kind, window: self.window.clone() }, &[x])?;
@@ -183,7 +180,6 @@ struct Positions {
     order: AxisList,
     /// Sizes of the others.
     batch: Dims,
-    /// Sizes of those with windows.
     windowed: Dims,
     positions: Value,
 }
@@ -236,8 +232,7 @@ impl Positions {
         let found = builder.push1(Gather { dims, slice_sizes, promise }, &[source, self.positions])?;
         let limit = builder.splat_like(self.positions, rows[rows.len() - 1] as f64);
         let exists = builder.compare(Direction::Lt, self.positions, limit)?;
-        let zeros = builder.zeros_like(found);
-        let found = builder.push1(Select, &[exists, found, zeros])?;
+        let found = builder.or_zero(exists, found)?;
         self.restore(builder, found)
     }
 }
@@ -245,7 +240,7 @@ impl Positions {
 impl Primitive for ReduceWindow {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
-        Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
+        Binary(self.kind.into()).infer(&[operands[0], operands[0]])?;
         Ok(one(TensorType { dtype: operands[0].dtype, dims: window_counts(&self.window, operands[0])? }))
     }
 
@@ -298,7 +293,7 @@ impl Primitive for ReduceWindow {
     fn emit(&self, context: &mut dyn EmitContext) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
-        let combiner = context.combiner(self.kind.combiner().name(), dtype);
+        let combiner = context.combiner(self.kind.name(), dtype);
         let operand = context.operand_id(0);
         let instruction = context.begin_with("reduce-window", 0, &[operand, identity]);
         instruction.window = Some(window_proto(&self.window));
@@ -334,7 +329,7 @@ impl Primitive for ArgReduceWindow {
         Ok(one(TensorType { dtype: DType::S32, dims }))
     }
 
-    rules!(facts: KERNEL, derivatives: none);
+    rules!(facts: KERNEL, derivatives: none, partition: unchanged);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         window_factors(&self.window, operands, results)
@@ -343,8 +338,6 @@ impl Primitive for ArgReduceWindow {
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(ArgReduceWindow { kind: self.kind, window: batched(&self.window) })
     }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         let operand = context.operand_type(0).clone();

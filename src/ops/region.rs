@@ -328,7 +328,6 @@ pub struct CustomVjp {
 crate::ir::op_text!(CustomVjp = "custom-vjp" { primal: body, forward: body, backward: body });
 compare_by_identity!(CustomVjp, bodies: [primal, forward, backward], attributes: []);
 
-/// Checks operands against a body's inputs.
 fn expect_inputs(body: &Graph, operands: &[&TensorType]) -> Result<(), TypeError> {
     expect_operands(operands, body.inputs().len())?;
     for (index, (operand, input)) in operands.iter().zip(body.input_types()).enumerate() {

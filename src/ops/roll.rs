@@ -26,22 +26,16 @@ impl Primitive for Roll {
         Ok(one(operands[0].clone()))
     }
 
-    rules!(facts: MOVEMENT);
+    rules!(facts: MOVEMENT, jvp: linear, batch: axis);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         context.pull_back(|builder, ct| builder.push1(Roll { axis: self.axis, shift: -self.shift }, &[ct]))
     }
 
-    rules!(jvp: linear);
-
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         FactorRule::aligned(operands, results, |dim| {
             if dim == self.axis { FactorKind::Permutation } else { FactorKind::Parallel }
         })
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(Roll { axis: self.axis + 1, shift: self.shift })
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {

@@ -1,7 +1,7 @@
 //! Derivatives of scatters.
 
 use super::rules::*;
-use super::{AxisList, BinaryKind, Direction, Gather, Iota, Reshape, Scatter, ScatterKind, Select, Splat, complement};
+use super::{BinaryKind, Direction, Gather, Iota, Reshape, Scatter, ScatterKind, Splat};
 
 impl Scatter {
     /// Gathers from `source`, a tensor of the operand's dimensions, the element at the place of each element of the
@@ -22,10 +22,7 @@ impl Scatter {
         }
         // The gather reads a neighbour in place of an element outside.
         let inside = self.dims.inside(builder, indices, &operand.dims, &slice_sizes)?;
-        let batch: AxisList = complement(&self.dims.offset_dims, updates.rank());
-        let inside = builder.broadcast(inside, &updates.dims, &batch)?;
-        let zeros = builder.zeros_like(gathered);
-        builder.push1(Select, &[inside, gathered, zeros])
+        self.dims.only(builder, gathered, inside)
     }
 
     fn with_kind(&self, kind: ScatterKind) -> Scatter {
@@ -45,8 +42,7 @@ impl Scatter {
                 return Ok(gradient);
             }
             let written = self.was_written(builder, ct, indices, updates)?;
-            let zeros = builder.zeros_like(gradient);
-            builder.push1(Select, &[written, gradient, zeros])
+            builder.or_zero(written, gradient)
         })
     }
 

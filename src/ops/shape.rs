@@ -43,16 +43,13 @@ impl Primitive for BroadcastInDim {
         Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.clone() }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { class: Class::Broadcast, is_cheap: true, is_made_anywhere: true, ..Facts::MOVEMENT }
-    }
+    rules!(facts = Facts { class: Class::Broadcast, is_cheap: true, is_made_anywhere: true, ..Facts::MOVEMENT });
+    rules!(jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         context
             .pull_back(|builder, ct| builder.reduce(ReduceKind::Sum, &complement(&self.mapping, self.dims.len()), ct))
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -101,16 +98,13 @@ impl Primitive for Reshape {
         Ok(one(result))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { class: Class::Reshape, is_cheap: true, ..Facts::MOVEMENT }
-    }
+    rules!(facts = Facts { class: Class::Reshape, is_cheap: true, ..Facts::MOVEMENT });
+    rules!(jvp: linear, emit: simple);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let dims = context.operand_type(0).dims.clone();
         context.pull_back(|builder, ct| builder.reshape(ct, &dims))
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         reshape_factors(operands, results)
@@ -122,10 +116,6 @@ impl Primitive for Reshape {
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         context.apply(Reshape { dims: context.result_dims(0).clone() })
-    }
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.simple("reshape");
     }
 }
 
@@ -206,13 +196,11 @@ impl Primitive for Transpose {
         Ok(one(TensorType { dtype: operands[0].dtype, dims }))
     }
 
-    rules!(facts: MOVEMENT);
+    rules!(facts: MOVEMENT, jvp: linear, partition: unchanged);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         context.pull_back(|builder, ct| builder.transpose(ct, &inverse(&self.permutation)))
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -226,15 +214,12 @@ impl Primitive for Transpose {
         context.all(Transpose { permutation: with_batch(&self.permutation) })
     }
 
-    rules!(partition: unchanged);
-
     fn emit(&self, context: &mut dyn EmitContext) {
         context.begin("transpose").dimensions.extend(to_i64(&self.permutation));
         context.finish();
     }
 }
 
-/// The inverse of a permutation.
 pub(super) fn inverse(permutation: &[usize]) -> AxisList {
     let mut inverse = AxisList::from_elem(0, permutation.len());
     permutation.iter().enumerate().for_each(|(index, &axis)| inverse[axis] = index);
@@ -264,7 +249,6 @@ impl crate::ir::Attribute for SliceDim {
 }
 
 impl SliceDim {
-    /// The whole of a dimension.
     pub(crate) fn whole(size: usize) -> SliceDim {
         SliceDim { start: 0, limit: size, stride: 1 }
     }
@@ -302,9 +286,8 @@ impl Primitive for Slice {
         Ok(one(TensorType { dtype: operand.dtype, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { is_cheap: true, ..Facts::MOVEMENT }
-    }
+    rules!(facts = Facts { is_cheap: true, ..Facts::MOVEMENT });
+    rules!(jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let operand = context.operand_type(0).clone();
@@ -323,8 +306,6 @@ impl Primitive for Slice {
             builder.push1(op, &[ct, zero])
         })
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -450,9 +431,8 @@ impl Primitive for Pad {
         Ok(one(TensorType { dtype: operand.dtype, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::moves(Operands::All)
-    }
+    rules!(facts = Facts::moves(Operands::All));
+    rules!(jvp: linear);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -475,8 +455,6 @@ impl Primitive for Pad {
             builder.sub(total, kept)
         })
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -578,27 +556,19 @@ impl Primitive for Concatenate {
         Ok(one(result))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::moves(Operands::All)
-    }
+    rules!(facts = Facts::moves(Operands::All));
+    rules!(jvp: linear, batch: axis);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let dims = context.builder.ty(ct).dims.clone();
         let mut start = 0;
         for index in 0..context.operand_count() {
             let size = context.operand_type(index).dims[self.axis];
-            context.set_with(index, |builder| {
-                let mut ranges: Box<[SliceDim]> = dims.iter().map(|&size| SliceDim::whole(size)).collect();
-                ranges[self.axis] = SliceDim { start, limit: start + size, stride: 1 };
-                builder.push1(Slice { ranges }, &[ct])
-            })?;
+            context.set_with(index, |builder| Ok(builder.slice_dim(ct, self.axis, start..start + size)))?;
             start += size;
         }
         Ok(())
     }
-
-    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -610,10 +580,6 @@ impl Primitive for Concatenate {
         let sources: SmallVec<[(usize, usize); 4]> = (0..operands.len()).map(|index| (index, self.axis)).collect();
         rule.permute(&joined.collect::<AxisList>(), &sources, &[(0, self.axis)]);
         rule.with_rest_replicated(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(Concatenate { axis: self.axis + 1 })
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
@@ -662,13 +628,7 @@ impl Primitive for Reverse {
         Ok(one(operands[0].clone()))
     }
 
-    rules!(facts: MOVEMENT);
-
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
-    }
-
-    rules!(jvp: linear);
+    rules!(facts: MOVEMENT, vjp: itself, jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         FactorRule::aligned(operands, results, |dim| {

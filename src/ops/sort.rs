@@ -58,9 +58,8 @@ impl Primitive for Sort {
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts { zeros: Zeros::Matching, ..Facts::KERNEL }
-    }
+    rules!(facts = Facts { zeros: Zeros::Matching, ..Facts::KERNEL });
+    rules!(factors: whole_axis, batch: axis, partition: unchanged);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let count = context.operand_count();
@@ -98,18 +97,6 @@ impl Primitive for Sort {
         }
         Ok(())
     }
-
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::aligned(operands, results, |dim| {
-            if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel }
-        })
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(Sort { axis: self.axis + 1, ..self.clone() })
-    }
-
-    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut dyn EmitContext) {
         let types: Vec<TensorType> =
@@ -204,9 +191,8 @@ impl Primitive for TopK {
         Ok(results)
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::KERNEL.zero_of(Operands::All)
-    }
+    rules!(facts = Facts::KERNEL.zero_of(Operands::All));
+    rules!(batch: unchanged, partition: unchanged);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -247,8 +233,6 @@ impl Primitive for TopK {
         rule.add(self.k, FactorKind::Replicated, &[], &[(0, last), (1, last)]);
         rule
     }
-
-    rules!(batch: unchanged, partition: unchanged);
 
     /// A sort with positions, and a slice: the form that every plugin takes and that XLA's `topk_rewriter.cc`
     /// recognizes. XLA also has an instruction `topk`, which the CPU plugins take; it is not used because TPU and GPU

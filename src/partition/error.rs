@@ -6,6 +6,7 @@ use crate::sharding::ShardingError;
 
 /// The reason why a graph cannot be partitioned.
 #[derive(thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum PartitionError {
     /// An op does not take the parts of its operands.
     #[error(transparent)]
@@ -18,18 +19,10 @@ pub enum PartitionError {
         "{}; split another dimension, or use {setting} to let every device hold the whole",
         .fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
-    Replication {
-        /// The values.
-        fallbacks: Vec<Fallback>,
-        /// The name in messages of the setting that allows it.
-        setting: &'static str,
-    },
+    Replication { fallbacks: Vec<Fallback>, setting: &'static str },
     /// Devices branch by their place, and an exchange needs devices of several branches.
     #[error("{stray}")]
-    Stray {
-        /// The exchange.
-        stray: Box<Stray>,
-    },
+    Stray { stray: Box<Stray> },
     /// meshloom's fault.
     #[error(transparent)]
     Internal(#[from] Box<InternalError>),

@@ -13,8 +13,8 @@ use super::error::PartitionError;
 use super::region::with_leading;
 use super::stray::{Stray, StrayReason};
 use super::walk::Walk;
-use crate::ir::{Axes, Graph, NodeRef, Spec, Value};
-use crate::ops::{Devices, Op, Reshape, Scan};
+use crate::ir::{Axes, Dims, Graph, NodeRef, Spec, Value};
+use crate::ops::{Devices, Op, Scan};
 use meshloom_hlo::mesh::Mesh;
 
 impl Walk<'_, '_> {
@@ -51,7 +51,7 @@ impl Walk<'_, '_> {
         if let Some(stray) = find_stray(&graph, self.mesh, along, false) {
             return Err(PartitionError::Stray { stray: Box::new(stray) });
         }
-        self.set_origin(node.origin());
+        self.builder.set_origin(node.origin());
         let parts: usize = along.iter().map(|&axis| self.mesh.size(axis)).product();
         let length = scan.length / parts;
         let specs = partitioned.outputs.iter().map(|spec| with_leading(along.clone(), spec));
@@ -68,15 +68,15 @@ impl Walk<'_, '_> {
     fn one_slice(&mut self, body: &Graph, invariants: usize, operands: &[Value]) -> Result<Vec<Value>, PartitionError> {
         let mut arguments = operands[..invariants].to_vec();
         for &operand in &operands[invariants..] {
-            let dims = self.builder.ty(operand).dims[1..].into();
-            arguments.push(self.builder.push1(Reshape { dims }, &[operand])?);
+            let dims: Dims = self.builder.ty(operand).dims[1..].into();
+            arguments.push(self.builder.reshape(operand, &dims)?);
         }
         let results = self.builder.inline(body, &arguments);
         let mut stacked = Vec::new();
         for result in results {
             let mut dims = self.builder.ty(result).dims.clone();
             dims.insert(0, 1);
-            stacked.push(self.builder.push1(Reshape { dims }, &[result])?);
+            stacked.push(self.builder.reshape(result, &dims)?);
         }
         Ok(stacked)
     }

@@ -153,8 +153,7 @@ impl Search<'_> {
     }
 
     fn part_bytes(&self, spec: &Spec) -> u64 {
-        let parts: usize = (0..spec.rank()).map(|dim| spec.part_count(self.mesh, dim)).product();
-        self.whole / parts.max(1) as u64
+        self.whole / spec.parts(self.mesh).max(1) as u64
     }
 
     fn size(&self, axes: &[MeshAxis]) -> u64 {

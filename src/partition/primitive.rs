@@ -49,7 +49,7 @@ impl Walk<'_, '_> {
             self.note_fallback(node, rule, index, spec);
             locals.push(self.get(value, spec)?);
         }
-        self.set_origin(node.origin());
+        self.builder.set_origin(node.origin());
         if let Some(initial) = rule.initial {
             // An op with such an operand has one result.
             for (kind, over) in sums(rule, &axes, 0) {
@@ -187,7 +187,7 @@ impl Walk<'_, '_> {
             };
             matches!(node.op(), Op::Select(_)) && self.graph.is_zero(other)
         };
-        let mut left = self.use_count(value);
+        let mut left = self.uses[value.index()];
         if left == 1 {
             return true;
         }

@@ -12,7 +12,6 @@ use crate::sharding::{Shardings, parallel_axes};
 /// A partitioned body, and the specs of its results before they were brought into the specs demanded.
 pub(super) struct Body {
     pub(super) graph: Graph,
-    /// The specs of its outputs.
     pub(super) outputs: Vec<Spec>,
     /// Whether each input was used as it came: never brought into another state of summation.
     untouched: Vec<bool>,
@@ -124,7 +123,7 @@ impl<'a> Walk<'a, '_> {
                 if index < first_slice { inputs[index].clone() } else { with_leading(Axes::new(), &inputs[index]) };
             operands.push(self.get(operand, &spec)?);
         }
-        self.set_origin(node.origin());
+        self.builder.set_origin(node.origin());
         let results = self.builder.push(Scan { body: Arc::new(partitioned.graph), ..scan.clone() }, &operands)?;
         let specs = partitioned.outputs.into_iter().enumerate();
         let specs =
@@ -209,7 +208,7 @@ impl<'a> Walk<'a, '_> {
                 known
             }
         };
-        self.set_origin(node.origin());
+        self.builder.set_origin(node.origin());
         let results = self.builder.push(Call { function: local }, &operands)?;
         self.set_results(node, results, outputs);
         Ok(())
@@ -248,7 +247,7 @@ impl<'a> Walk<'a, '_> {
         }
         let wanted: Vec<Spec> = wanted.into_iter().zip(partial).map(|(spec, axes)| spec.with_unreduced(axes)).collect();
         let branches = branches.into_iter().flatten().map(|body| Arc::new(body.graph)).collect();
-        self.set_origin(node.origin());
+        self.builder.set_origin(node.origin());
         let locals = self.builder.push(Cond { branches, often: cond.often.clone() }, &operands)?;
         self.set_results(node, locals, wanted);
         Ok(())
@@ -275,14 +274,8 @@ impl<'a> Walk<'a, '_> {
         let of_condition = self.body_shardings(node, 0)?;
         let condition = self.body(&op.condition, of_condition, &specs, |_, _| Spec::replicated(0))?;
         let body = self.body(&op.body, shardings, &specs, |index, _| specs[op.invariant_count + index].clone())?;
-        self.set_origin(node.origin());
-        let local = While {
-            condition: Arc::new(condition.graph),
-            body: Arc::new(body.graph),
-            invariant_count: op.invariant_count,
-            at_most: op.at_most,
-            often: op.often.clone(),
-        };
+        self.builder.set_origin(node.origin());
+        let local = While { condition: Arc::new(condition.graph), body: Arc::new(body.graph), ..op.clone() };
         let results = self.builder.push(local, &operands)?;
         self.set_results(node, results, specs.into_iter().skip(op.invariant_count));
         Ok(())

@@ -48,12 +48,6 @@ pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Res
     Ok(Some(rewriter.graph(graph)?))
 }
 
-/// The dimensions of a spec that are split into unequal parts, with the number of parts.
-fn uneven_dims<'s>(spec: &'s Spec, mesh: &'s Mesh, dims: &'s [usize]) -> impl Iterator<Item = (usize, usize)> + 's {
-    let parts = (0..spec.rank().min(dims.len())).map(|dim| (dim, spec.part_count(mesh, dim)));
-    parts.filter(|&(dim, parts)| !dims[dim].is_multiple_of(parts))
-}
-
 /// The specs that a graph itself states, without those of its bodies, each with the value that has it.
 fn stated(graph: &Graph) -> impl Iterator<Item = (Value, &Spec)> {
     let inputs = graph.inputs().iter().zip(graph.input_info());
@@ -67,7 +61,11 @@ fn stated(graph: &Graph) -> impl Iterator<Item = (Value, &Spec)> {
 }
 
 fn has_uneven_spec(graph: &Graph, mesh: &Mesh) -> bool {
-    stated(graph).any(|(value, spec)| uneven_dims(spec, mesh, &graph.ty(value).dims).next().is_some())
+    let is_uneven = |(value, spec): (Value, &Spec)| {
+        let mut dims = graph.ty(value).dims.iter().take(spec.rank()).enumerate();
+        dims.any(|(dim, size)| !size.is_multiple_of(spec.part_count(mesh, dim)))
+    };
+    stated(graph).any(is_uneven)
         || graph.nodes().any(|node| node.op().regions().any(|body| has_uneven_spec(body, mesh)))
 }
 
@@ -126,7 +124,7 @@ impl Classes {
     /// Unifies the dimensions that ops treat alike, and those that enter and leave bodies.
     fn link(&mut self, graph: &Graph) {
         for node in graph.nodes() {
-            if let Some(rule) = rule(graph, node) {
+            if let Some(rule) = FactorRule::of(graph, node) {
                 for factor in (0..rule.factors.len()).filter(|&factor| can_grow(node.op(), &rule, factor)) {
                     let mut places = dims_over(&rule, factor, node).map(|(value, dim)| (graph, value, dim));
                     if let Some(first) = places.next() {
@@ -170,13 +168,6 @@ impl Classes {
     }
 }
 
-/// The factor rule of a node without regions.
-fn rule(graph: &Graph, node: NodeRef<'_>) -> Option<FactorRule> {
-    let operands: SmallVec<[&TensorType; 4]> = node.operands().iter().map(|&value| graph.ty(value)).collect();
-    let results: SmallVec<[&TensorType; 2]> = node.results().map(|value| graph.ty(value)).collect();
-    Some(node.op().as_primitive()?.factors(&operands, &results))
-}
-
 /// The dimensions of a node's operands and results that run over a factor.
 fn dims_over<'n>(rule: &'n FactorRule, factor: usize, node: NodeRef<'n>) -> impl Iterator<Item = (Value, usize)> + 'n {
     let values = node.operands().iter().copied().chain(node.results());
@@ -193,12 +184,10 @@ fn can_grow(op: &Op, rule: &FactorRule, factor: usize) -> bool {
     if matches!((op, kind), (Op::KernelCall(_), FactorKind::Reduction(_))) {
         return false;
     }
-    let shares = |dims: &DimFactorsOf<'_>| dims.iter().any(|own| own.len() > 1 && own.contains(&(factor as u32)));
+    let shares = |dims: &TensorFactors| dims.iter().any(|own| own.len() > 1 && own.contains(&(factor as u32)));
     !matches!(kind, FactorKind::Replicated | FactorKind::Gathered | FactorKind::Permutation)
-        && !rule.operands.iter().chain(&rule.results).any(|dims| shares(&dims))
+        && !rule.operands.iter().chain(&rule.results).any(shares)
 }
-
-type DimFactorsOf<'r> = &'r TensorFactors;
 
 struct Rewriter {
     classes: Classes,
@@ -214,7 +203,7 @@ impl Rewriter {
         }
         for node in graph.nodes() {
             copy.builder.set_origin(node.origin());
-            let results = match rule(graph, node) {
+            let results = match FactorRule::of(graph, node) {
                 Some(rule) => self.primitive(&mut copy.builder, graph, node, &rule, &copy.map)?,
                 None => self.region(&mut copy.builder, graph, node, &copy.map)?,
             };

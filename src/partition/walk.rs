@@ -7,7 +7,7 @@ use super::linear::is_widening;
 use super::plan::{Step, plan};
 use super::reshard::reshard;
 use super::{Fallback, PartitionError, shared, without};
-use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
+use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Spec, TensorType, Value};
 use crate::ops::{
     AxisIndex, BroadcastInDim, Class, Direction, Group, Op, PartitionContext, PartitionPorts, Primitive, Select,
 };
@@ -65,7 +65,7 @@ pub(super) struct Walk<'a, 'b> {
     /// made where they are needed (splats and iotas) have none.
     versions: Vec<SmallVec<[Version; 1]>>,
     /// How often each value is read: by nodes and as an output.
-    uses: Vec<u32>,
+    pub(super) uses: Vec<u32>,
 }
 
 impl<'a, 'b> Walk<'a, 'b> {
@@ -86,11 +86,6 @@ impl<'a, 'b> Walk<'a, 'b> {
         let read = graph.nodes().flat_map(|node| node.operands()).chain(graph.outputs());
         read.for_each(|value| uses[value.index()] += 1);
         Walk { mesh, graph, shardings, builder, calls, fallbacks, versions, uses }
-    }
-
-    /// How often a value is read.
-    pub(super) fn use_count(&self, value: Value) -> u32 {
-        self.uses[value.index()]
     }
 
     pub(super) fn nodes(&mut self) -> Result<(), PartitionError> {
@@ -134,7 +129,6 @@ impl<'a, 'b> Walk<'a, 'b> {
         self.versions[value.index()].first()
     }
 
-    /// All versions of a value.
     pub(super) fn versions(&self, value: Value) -> &[Version] {
         &self.versions[value.index()]
     }
@@ -150,11 +144,8 @@ impl<'a, 'b> Walk<'a, 'b> {
             self.set(value, local, spec.clone());
             return Ok(local);
         }
-        if let Some(local) = self.spread_again(value, spec)? {
-            self.set(value, local, spec.clone());
-            return Ok(local);
-        }
-        if let Some(local) = self.get_narrow(value, spec)? {
+        let again = self.spread_again(value, spec)?;
+        if let Some(local) = again.map_or_else(|| self.get_narrow(value, spec), |local| Ok(Some(local)))? {
             self.set(value, local, spec.clone());
             return Ok(local);
         }
@@ -286,11 +277,6 @@ impl<'a, 'b> Walk<'a, 'b> {
         for ((result, local), spec) in node.results().zip(locals).zip(specs) {
             self.set(result, local, spec);
         }
-    }
-
-    /// Sets the origin of nodes that are pushed from now on.
-    pub(super) fn set_origin(&mut self, origin: Origin) {
-        self.builder.set_origin(origin);
     }
 }
 

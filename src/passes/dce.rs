@@ -40,7 +40,6 @@ struct RegionLiveness {
     results: Vec<bool>,
 }
 
-/// The items whose flag is set.
 fn chosen<'a, T>(items: impl IntoIterator<Item = T> + 'a, flags: &'a [bool]) -> impl Iterator<Item = T> + 'a {
     items.into_iter().zip(flags).filter_map(|(item, &flag)| flag.then_some(item))
 }
@@ -95,7 +94,6 @@ impl Liveness {
         graph.inputs().iter().map(|input| self.live[input.index()]).collect()
     }
 
-    /// Copies the nodes that are live.
     fn copy_nodes(&self, graph: &Graph, copy: &mut GraphCopy<'_>, bodies: &mut BodyCache) {
         for node in graph.nodes() {
             let kept: SmallVec<[bool; 4]> = node.results().map(|result| self.live[result.index()]).collect();
@@ -105,9 +103,8 @@ impl Liveness {
             let (op, operand_flags, result_flags) = match (node.op(), &self.regions[node.id.index()]) {
                 (op, Some(needed)) => (needed.extract(op, bodies), &needed.operands[..], &needed.results[..]),
                 (op @ Op::Barrier(_), _) => (op.clone(), &kept[..], &kept[..]),
-                (op, _) => {
-                    let op = bodies.transform_op(op, eliminate).unwrap_or_else(|| op.clone());
-                    copy.node_as(node, op);
+                _ => {
+                    bodies.copy(copy, node, eliminate);
                     continue;
                 }
             };
@@ -155,7 +152,6 @@ impl RegionLiveness {
         }
     }
 
-    /// The op with bodies of the needed parts.
     fn extract(&self, op: &Op, bodies: &mut BodyCache) -> Op {
         let mut live = self.bodies.iter().enumerate();
         let extracted = op.map_regions(|body| {

@@ -8,7 +8,7 @@ use super::rewrite::{Rewrite, Rule};
 use crate::ops::Op;
 
 /// Drops names and gradient stops, and writes the bodies of checkpoints and custom VJPs in place.
-pub(crate) const ERASE_MARKERS: Rewrite = Rewrite { inline: true, markers: Some(rules), ..Rewrite::NOTHING };
+pub(crate) const ERASE_MARKERS: Rewrite = Rewrite { markers: Some(rules), ..Rewrite::NOTHING };
 
 fn rules(op: &Op) -> &'static [Rule] {
     const MARKER: &[Rule] = &[Rule {

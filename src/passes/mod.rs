@@ -4,23 +4,13 @@
 //! where a back end computes each op as it stands. (XLA's own fusion may contract a product and a sum into one
 //! rounding, so that a program with other neighbours around an op may differ in the last bit.)
 //!
-//! | pass | what it does |
-//! |---|---|
-//! | [`erase_markers`] | drops what only differentiation reads |
-//! | [`fold_constants`] | computes small constants |
-//! | [`simplify`] | applies the identities of [`algebra_rules`] |
-//! | [`simplify_loops`] | makes constants in bodies, takes out carries and outputs that do not change |
-//! | [`unroll`] | writes scans with an unroll factor out |
-//! | [`hoist_invariants`] | moves what every iteration of a scan computes alike in front of it |
-//! | [`eliminate_common_subexpressions`] | merges nodes with the same op and operands, and equal bodies |
-//! | [`eliminate_dead_code`] | drops nodes, and carries, slices and outputs of scans, that no output depends on |
+//! [`PASSES`](crate::compile::PASSES) lists them in their order, and says what each does. All but the first and the last
+//! share one walk when they run together, in which each sees what the others make; see `rewrite`.
 //!
 //! [`probe`] makes a graph that counts where another has numbers which are not finite.
 //!
-//! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite`.
-//!
-//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`], [`collective_matmul`],
-//! [`pack_collectives`] and [`combine_collectives`], which may change the order of additions.
+//! Partitioned graphs have passes of their own ([`LOCAL_PASSES`](crate::compile::LOCAL_PASSES)), which may change the
+//! order of additions.
 
 mod algebra;
 mod collectives;
@@ -35,7 +25,7 @@ mod unroll;
 pub use algebra::algebra_rules;
 pub use collectives::{
     CollectiveLevels, CollectiveLimits, CollectiveMatmul, cancel_collectives, collective_matmul,
-    collectives_by_process, combine_collectives, hoist_gathers, pack_collectives,
+    collectives_by_process, combine_collectives, pack_collectives,
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;
@@ -57,21 +47,6 @@ use crate::ops::Op;
 /// that is not differentiated any more.
 pub fn erase_markers(graph: &Graph) -> Graph {
     ERASE_MARKERS.run(graph)
-}
-
-/// Computes nodes whose operands are constants of at most [`LARGEST_FOLDED`] elements, or splats of any size.
-pub fn fold_constants(graph: &Graph) -> Graph {
-    FOLD_CONSTANTS.run(graph)
-}
-
-/// Applies the identities of [`algebra_rules`].
-pub fn simplify(graph: &Graph) -> Graph {
-    SIMPLIFY.run(graph)
-}
-
-/// Makes constants that enter scans in their bodies, and takes out carries and stacked outputs that do not change.
-pub fn simplify_loops(graph: &Graph) -> Graph {
-    SCAN_OPERANDS.run(graph)
 }
 
 /// Moves values that are the same in every iteration of a scan in front of it, whatever their size. Differentiation

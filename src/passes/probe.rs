@@ -153,7 +153,6 @@ fn node_with_judged(
     Ok(results[node.results().len()..].to_vec())
 }
 
-/// Ends a body with more outputs.
 fn finished(copy: GraphCopy<'_>, body: &Graph, more: Vec<Value>) -> Graph {
     let outputs = body.outputs().iter().map(|&output| copy.map.get(output)).chain(more).collect();
     copy.builder.finish_body(outputs)

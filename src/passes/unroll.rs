@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::ir::{BodyCache, Graph, GraphBuilder, GraphCopy, NodeRef, PortInfo, TensorType, Value, ValueMap};
-use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
+use crate::ops::{Concatenate, Op, Scan};
 
 /// Writes out scans with an unroll factor: a loop, each round of which runs that many iterations, then the remaining
 /// iterations without a loop. A factor of the length or more leaves no loop.
@@ -14,12 +14,11 @@ pub fn unroll(graph: &Graph) -> Graph {
     unroll_in(graph, &mut BodyCache::default())
 }
 
-fn is_unrolled(op: &Op) -> bool {
-    matches!(op, Op::Scan(scan) if scan.unroll > 1) || op.regions().any(|body| has_unrolled(body))
-}
-
 fn has_unrolled(graph: &Graph) -> bool {
-    graph.nodes().any(|node| node.op().as_primitive().is_none() && is_unrolled(node.op()))
+    graph
+        .nodes()
+        .map(|node| node.op())
+        .any(|op| matches!(op, Op::Scan(scan) if scan.unroll > 1) || op.regions().any(|body| has_unrolled(body)))
 }
 
 fn unroll_in(graph: &Graph, bodies: &mut BodyCache) -> Graph {
@@ -32,12 +31,8 @@ fn unroll_in(graph: &Graph, bodies: &mut BodyCache) -> Graph {
             |body: &Arc<Graph>| if has_unrolled(body) { bodies.transform(body, unroll_in) } else { body.clone() };
         match node.op().map_regions(by_body) {
             Some(Op::Scan(scan)) if scan.unroll > 1 => write_out(&mut copy.builder, node, scan, &mut copy.map),
-            Some(op) => {
-                copy.node_as(node, op);
-            }
-            None => {
-                copy.node(node);
-            }
+            Some(op) => drop(copy.node_as(node, op)),
+            None => drop(copy.node(node)),
         }
     }
     copy.finish()
@@ -108,9 +103,9 @@ fn run_loop(
     let (last, rows) = run_steps(&mut block, scan, inner_invariants, inner_carries.to_vec(), blocks, 0..factor);
     let body = Arc::new(block.finish_body([last, rows].concat()));
     let in_blocks = stacked.iter().map(|&value| {
-        let part = slice(builder, value, range.clone());
+        let part = builder.slice_dim(value, 0, range.clone());
         let element = without_leading(builder.ty(part));
-        reshape(builder, part, with_leading(&element, &[rounds, factor]))
+        builder.reshape_to(part, with_leading(&element, &[rounds, factor]))
     });
     let operands = [invariants, carries, &in_blocks.collect::<Vec<_>>()].concat();
     let types: Vec<TensorType> = scan
@@ -122,7 +117,7 @@ fn run_loop(
     let op = Scan { body, length: rounds, unroll: 1, ..scan.clone() };
     let mut results = builder.push_typed(op.into(), &operands, types).to_vec();
     for (result, ty) in results.iter_mut().zip(scan.body.output_types()).skip(scan.carry_count) {
-        *result = reshape(builder, *result, with_leading(ty, &[range.len()]));
+        *result = builder.reshape_to(*result, with_leading(ty, &[range.len()]));
     }
     results
 }
@@ -144,15 +139,15 @@ fn run_steps(
     }
     for position in order {
         let slices = stacked.iter().map(|&value| {
-            let row = slice(builder, value, position..position + 1);
+            let row = builder.slice_dim(value, 0, position..position + 1);
             let element = without_leading(builder.ty(row));
-            reshape(builder, row, element)
+            builder.reshape_to(row, element)
         });
         let slices: Vec<Value> = slices.collect();
         let results = builder.inline(&scan.body, &[invariants, &carries, &slices].concat());
         carries = results[..scan.carry_count].to_vec();
         for ((rows, &row), ty) in rows.iter_mut().zip(&results[scan.carry_count..]).zip(&output_types) {
-            rows.push(reshape(builder, row, with_leading(ty, &[1])));
+            rows.push(builder.reshape_to(row, with_leading(ty, &[1])));
         }
     }
     if scan.reverse {
@@ -172,27 +167,6 @@ fn with_leading(ty: &TensorType, sizes: &[usize]) -> TensorType {
 
 fn without_leading(ty: &TensorType) -> TensorType {
     TensorType::new(ty.dtype, &ty.dims[1..])
-}
-
-/// Slices `range` of the leading dimension.
-fn slice(builder: &mut GraphBuilder, value: Value, range: Range<usize>) -> Value {
-    let ty = builder.ty(value).clone();
-    if range.len() == ty.dims[0] {
-        return value;
-    }
-    let ranges = ty.dims.iter().enumerate().map(|(dim, &size)| match dim {
-        0 => SliceDim { start: range.start, limit: range.end, stride: 1 },
-        _ => SliceDim { start: 0, limit: size, stride: 1 },
-    });
-    let result = with_leading(&without_leading(&ty), &[range.len()]);
-    builder.push_typed(Slice { ranges: ranges.collect() }.into(), &[value], [result])[0]
-}
-
-fn reshape(builder: &mut GraphBuilder, value: Value, ty: TensorType) -> Value {
-    if *builder.ty(value) == ty {
-        return value;
-    }
-    builder.push_typed(Reshape { dims: ty.dims.clone() }.into(), &[value], [ty])[0]
 }
 
 /// Joins values along the leading dimension.

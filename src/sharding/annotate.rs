@@ -101,7 +101,6 @@ fn port_name(graph: &Graph, port: &str, index: usize, info: &PortInfo) -> String
     }
 }
 
-/// The name of a named value in messages.
 fn value_name(origin: Origin) -> String {
     let scope = origin.scope.path();
     let scope = if scope.is_empty() { String::new() } else { format!(" in scope `{scope}`") };
@@ -129,8 +128,8 @@ fn named_dims(graph: &Graph) -> Vec<NamedDim> {
             if let Op::WithAxes(axes) = node.op() {
                 add(&axes.names, axes.role, &|| value_name(node.origin()));
             }
-            let bodies = node.op().regions().enumerate().filter(|(index, _)| runs(node.op(), *index));
-            graphs.extend(bodies.map(|(_, body)| &**body).filter(|body| seen.insert(std::ptr::from_ref(*body))));
+            let bodies = node.op().running_regions().map(|(_, body)| &**body);
+            graphs.extend(bodies.filter(|body| seen.insert(std::ptr::from_ref(*body))));
         }
     }
     found
@@ -142,11 +141,6 @@ fn parameters(graph: &Graph) -> impl Iterator<Item = (Vec<String>, String, usize
     inputs.filter(|(_, (info, _))| info.role == Role::Params).map(|(index, (info, &input))| {
         (texts(&info.axes), port_name(graph, "input", index, info), graph.ty(input).byte_count())
     })
-}
-
-/// Whether a region is a part of this program. A region that runs only in a derivative is not.
-fn runs(op: &Op, region: usize) -> bool {
-    op.executions(region) != Executions::InDerivative
 }
 
 impl Pass<'_> {
@@ -168,9 +162,10 @@ impl Pass<'_> {
                     reshard.into()
                 }
                 op => {
-                    let body = |region: usize, body: &Arc<Graph>| match runs(op, region) {
-                        true => self.body(body),
-                        false => Ok(body.clone()),
+                    // A region that runs only in a derivative is no part of this program.
+                    let body = |region: usize, body: &Arc<Graph>| match op.executions(region) {
+                        Executions::InDerivative => Ok(body.clone()),
+                        _ => self.body(body),
                     };
                     op.try_map_regions(body)?.unwrap_or_else(|| op.clone())
                 }

@@ -8,6 +8,7 @@ use crate::ir::SpecError;
 
 /// An error in a mesh, a spec or the axis rules. All of them are the user's to fix.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum ShardingError {
     /// An error in the mesh.
     #[error(transparent)]
@@ -20,60 +21,24 @@ pub enum ShardingError {
         "tensor {tensor:?} has {} but {}; give one name, or none, per dimension",
         counted(*.rank, "dimension"), counted(*.names, "logical axis name")
     )]
-    NameCount {
-        /// The tensor.
-        tensor: String,
-        /// Its rank.
-        rank: usize,
-        /// Names given.
-        names: usize,
-    },
+    NameCount { tensor: String, rank: usize, names: usize },
     /// One logical name on two dimensions.
     #[error(
         "tensor {tensor:?} has logical axis {name:?} on dimensions {first} and {second}; a name may occur once in a tensor"
     )]
-    DuplicateName {
-        /// The tensor.
-        tensor: String,
-        /// The repeated name.
-        name: String,
-        /// The first dimension.
-        first: usize,
-        /// The second dimension.
-        second: usize,
-    },
+    DuplicateName { tensor: String, name: String, first: usize, second: usize },
     /// No such preset.
     #[error("there is no rule preset {name:?}{suggestion}; known presets: {known}")]
-    UnknownPreset {
-        /// The name asked for.
-        name: String,
-        /// Empty, or a nearby name.
-        suggestion: String,
-        /// The known presets.
-        known: String,
-    },
+    UnknownPreset { name: String, suggestion: String, known: String },
     /// A problem with the rules, in strict mode.
     #[error("{}", .problem.refusal(.settings))]
-    Rule {
-        /// The problem.
-        problem: Box<RuleProblem>,
-        /// The names of the settings in the message.
-        settings: SettingNames,
-    },
+    Rule { problem: Box<RuleProblem>, settings: SettingNames },
     /// A rule file that cannot be read.
     #[error(transparent)]
-    RuleFile {
-        /// The problem, and its place.
-        error: Box<RuleFileError>,
-    },
+    RuleFile { error: Box<RuleFileError> },
     /// One axis twice in one rule.
     #[error("rule {rule} names mesh axis {axis:?} twice; an axis can split a dimension once")]
-    RuleAxisTwice {
-        /// The rule.
-        rule: String,
-        /// The repeated axis.
-        axis: String,
-    },
+    RuleAxisTwice { rule: String, axis: String },
 }
 
 meshloom_hlo::debug_is_message!(ShardingError);
@@ -96,51 +61,26 @@ meshloom_hlo::debug_is_message!(RuleFileError);
 
 /// A problem of a rule file.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum RuleFileProblem {
     /// The text is not YAML.
     #[error("this is not YAML: {0}")]
     Syntax(String),
     /// A key that is nearly one of a rule file, or no name at all.
     #[error("unknown key {key:?}{suggestion}; a rule file has {}", RULE_FILE_KEYS.join(", "))]
-    UnknownKey {
-        /// The key.
-        key: String,
-        /// Empty, or a nearby key.
-        suggestion: String,
-    },
+    UnknownKey { key: String, suggestion: String },
     /// There are no rules.
     #[error("there is no logical_axis_rules; a rule file needs it, as in logical_axis_rules: [['embed', ['fsdp']]]")]
     NoRules,
     /// A value of the wrong type.
     #[error("{what} is {found}, but must be {expected}")]
-    WrongType {
-        /// The part of the file that has it.
-        what: String,
-        /// The value or its type.
-        found: String,
-        /// The values that are allowed.
-        expected: String,
-    },
+    WrongType { what: String, found: String, expected: String },
     /// A mesh axis that `mesh_axes` does not have.
     #[error("{what} names mesh axis {axis:?}, which is not in mesh_axes{suggestion}; mesh_axes has {known}")]
-    UnknownAxis {
-        /// The part of the file that names it.
-        what: String,
-        /// The axis.
-        axis: String,
-        /// Empty, or a nearby axis.
-        suggestion: String,
-        /// The known axes.
-        known: String,
-    },
+    UnknownAxis { what: String, axis: String, suggestion: String, known: String },
     /// A mesh axis twice in one list.
     #[error("{what} names mesh axis {axis:?} twice; an axis can split a dimension once")]
-    AxisTwice {
-        /// The part of the file that names it.
-        what: String,
-        /// The axis.
-        axis: String,
-    },
+    AxisTwice { what: String, axis: String },
 }
 
 meshloom_hlo::debug_is_message!(RuleFileProblem);

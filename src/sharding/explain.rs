@@ -267,7 +267,6 @@ impl<'a> Levels<'a> {
         Some((first?, node))
     }
 
-    /// The level of a body.
     fn level_of(&self, level: usize, node: Node, body: usize) -> Option<usize> {
         let is_it = |candidate: &Level<'_>| {
             candidate.around.is_some_and(|(around, index, outer)| (around.id, index, outer) == (node, body, level))

@@ -28,37 +28,22 @@ impl Default for SettingNames {
 
 /// A probable mistake in the rules.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum RuleProblem {
     /// A rule names an axis that the mesh does not have.
     #[error("rule {rule} names mesh axis {axis:?}, which the mesh {mesh:?} does not have{suggestion}")]
-    UnknownMeshAxis {
-        /// The rule.
-        rule: String,
-        /// The axis it names.
-        axis: String,
-        /// The mesh.
-        mesh: String,
-        /// Empty, or a nearby axis.
-        suggestion: String,
-    },
+    UnknownMeshAxis { rule: String, axis: String, mesh: String, suggestion: String },
     /// A dimension that its axes do not divide.
     #[error(
         "tensor {tensor:?}: dimension {dim} ({name:?}) of size {size} cannot be split {parts} ways by rule {rule} on the mesh {mesh:?}"
     )]
     NotDivisible {
-        /// The tensor.
         tensor: String,
-        /// The dimension.
         dim: usize,
-        /// Its logical name.
         name: String,
-        /// Its size.
         size: usize,
-        /// Parts that the rule asks for.
         parts: usize,
-        /// The rule.
         rule: String,
-        /// The mesh.
         mesh: String,
         /// The axes that remain in lenient mode.
         kept: String,
@@ -68,19 +53,12 @@ pub enum RuleProblem {
         "tensor {tensor:?}: dimension {dim} ({name:?}) stays unsplit, because rule {rule} wants mesh axis {axis:?}, which dimension {taken_dim} already has by rule {taken_rule}; add a rule for {name:?} with other axes, or with none"
     )]
     Clash {
-        /// The tensor.
         tensor: String,
-        /// The dimension left without axes.
         dim: usize,
-        /// Its logical name.
         name: String,
-        /// The rule that could not apply.
         rule: String,
-        /// The axis both rules want.
         axis: String,
-        /// The dimension that has it.
         taken_dim: usize,
-        /// The rule that gave it.
         taken_rule: String,
         /// Whether both rules are of presets or rule files. Such rules are written for this case, so it is not an
         /// error.
@@ -90,40 +68,15 @@ pub enum RuleProblem {
     #[error(
         "mesh axis {axis:?} of size {size} splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh {mesh:?}{suggestion}"
     )]
-    UnusedMeshAxis {
-        /// The axis.
-        axis: String,
-        /// Its size.
-        size: usize,
-        /// The mesh.
-        mesh: String,
-        /// Empty, or a nearby axis that the rules name.
-        suggestion: String,
-    },
+    UnusedMeshAxis { axis: String, size: usize, mesh: String, suggestion: String },
     /// The user's own rule has a name that no tensor has, but a tensor has nearly the same one.
     #[error("no tensor has the logical axis of rule {rule}; did you mean {meant:?}, as {tensor:?} has it?")]
-    MisspelledRule {
-        /// The rule.
-        rule: String,
-        /// The name that is near.
-        meant: String,
-        /// A tensor that has that name.
-        tensor: String,
-    },
+    MisspelledRule { rule: String, meant: String, tensor: String },
     /// A tensor has a name that no rule has, but a rule has nearly the same one.
     #[error(
         "tensor {tensor:?} has logical axis {name:?}, which no rule names; did you mean {meant:?}, as rule {rule} has it?"
     )]
-    MisspelledAxis {
-        /// The tensor.
-        tensor: String,
-        /// Its name.
-        name: String,
-        /// The name that is near.
-        meant: String,
-        /// A rule that has that name.
-        rule: String,
-    },
+    MisspelledAxis { tensor: String, name: String, meant: String, rule: String },
 }
 
 meshloom_hlo::debug_is_message!(RuleProblem);
@@ -197,42 +150,28 @@ impl RuleProblem {
 
 /// A fact about the rules that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum Diagnostic {
     /// A problem and its fallback: either the rules are not strict, or published rules make it harmless.
     Fallback {
-        /// The problem.
         problem: RuleProblem,
-        /// The names of the settings in messages.
         settings: SettingNames,
         /// Other tensors that have the same problem.
         others: Vec<String>,
     },
     /// Rules of the user's own whose names no tensor has.
-    UnusedRules {
-        /// The rules.
-        rules: Vec<String>,
-    },
+    UnusedRules { rules: Vec<String> },
     /// Names of tensors that no rule has, where all rules are the user's own.
-    AxesWithoutRule {
-        /// The names.
-        names: Vec<String>,
-    },
+    AxesWithoutRule { names: Vec<String> },
     /// A name of a large parameter that no rule has.
     LargeWithoutRule {
-        /// The name.
         name: String,
         /// The path of the first such parameter.
         parameter: String,
-        /// Its bytes.
         bytes: usize,
     },
     /// Keys of a rule file that do not concern rules.
-    SkippedKeys {
-        /// The file.
-        file: String,
-        /// The keys, in order.
-        keys: Vec<String>,
-    },
+    SkippedKeys { file: String, keys: Vec<String> },
 }
 
 impl Diagnostic {

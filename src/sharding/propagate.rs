@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::resolve::{resolve, spec_of};
 use super::{Axes, Mesh, Spec};
 use crate::ir::{Graph, Node, NodeRef, TensorType, Value};
-use crate::ops::{Edge, FactorKind, FactorRule, Op, Port, Primitive, Scan};
+use crate::ops::{Edge, FactorKind, FactorRule, Op, Port, Scan};
 
 /// The reason for a value's spec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,6 @@ impl Shardings {
         (entry.origin != SpecOrigin::Nothing).then_some(&entry.spec)
     }
 
-    /// The factor rule of a node without regions.
     pub(crate) fn rule(&self, node: Node) -> Option<&FactorRule> {
         self.nodes.get(node.index())?.rule.as_ref()
     }
@@ -97,10 +96,7 @@ impl Shardings {
     /// The value itself, or the value that it was gathered from: the operand of a constraint that makes its parts
     /// larger.
     pub(crate) fn before_gathering(&self, graph: &Graph, mesh: &Mesh, value: Value) -> Value {
-        let parts = |value: Value| -> usize {
-            let spec = self.spec(value);
-            (0..spec.rank()).map(|dim| spec.part_count(mesh, dim)).product()
-        };
+        let parts = |value: Value| self.spec(value).parts(mesh);
         match graph.defining_node(value) {
             Some(node) if matches!(node.op(), Op::Reshard(_)) && parts(node.operands()[0]) > parts(value) => {
                 self.before_gathering(graph, mesh, node.operands()[0])
@@ -220,31 +216,21 @@ impl Sweeper<'_> {
                 let (operand, origin) = (node.operands()[0], SpecOrigin::Constraint(node.id));
                 self.offer(shardings, operand, graph.ty(operand), spec.dims(), origin);
             }
-            op => match op.as_primitive() {
-                Some(primitive) => self.visit_primitive(graph, node, primitive, shardings),
-                None => self.visit_region(graph, node, shardings),
-            },
+            op if op.as_primitive().is_some() => self.visit_primitive(graph, node, shardings),
+            _ => self.visit_region(graph, node, shardings),
         }
     }
 
-    fn visit_primitive(
-        &mut self,
-        graph: &Graph,
-        node: NodeRef<'_>,
-        primitive: &dyn Primitive,
-        shardings: &mut Shardings,
-    ) {
+    fn visit_primitive(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {
         let tensors: SmallVec<[Value; 6]> = node.operands().iter().copied().chain(node.results()).collect();
         let entries = || tensors.iter().map(|value| &shardings.values[value.index()]);
         let last_change = entries().map(|entry| entry.time).max().unwrap_or(0);
         if shardings.nodes[node.id.index()].time >= last_change {
             return;
         }
-        let operands: SmallVec<[&TensorType; 4]> = node.operands().iter().map(|&value| graph.ty(value)).collect();
-        let results: SmallVec<[&TensorType; 2]> = node.results().map(|value| graph.ty(value)).collect();
         let visited = &mut shardings.nodes[node.id.index()];
         visited.time = self.time;
-        let rule = visited.rule.take().unwrap_or_else(|| primitive.factors(&operands, &results));
+        let Some(rule) = visited.rule.take().or_else(|| FactorRule::of(graph, node)) else { return };
         if self.level == Level::All || passes_through(&rule) {
             self.apply(graph, node, &rule, &tensors, shardings);
         }

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::{Axes, Mesh, MeshAxis, Shardings, Spec, propagate};
-use crate::ir::{Graph, GraphBuilder, PortInfo, ValueMap};
+use crate::ir::{Graph, GraphCopy, PortInfo};
 use crate::ops::{FactorRule, Op, Reshard, TensorFactors};
 
 /// A graph with a spec for every value, over a mesh some of whose axes may have been cut.
@@ -36,16 +36,14 @@ pub fn propagate_with_sub_axes<'g>(graph: &'g Graph, mesh: &Mesh) -> Propagated<
     let shardings = propagate(graph, mesh);
     let mut done = Propagated { graph: Cow::Borrowed(graph), mesh: mesh.clone(), shardings };
     // Every cut makes an axis smaller, and a mesh has room for a limited number of axes, so this ends.
-    while let Some((mesh, parts)) = find_cut(&done).and_then(|cut| done.mesh.cut(cut.0, cut.1)) {
+    while let Some((mesh, parts)) =
+        find_in(&done.graph, &done.shardings, &done.mesh).and_then(|cut| done.mesh.cut(cut.0, cut.1))
+    {
         let graph = refine(&done.graph, &parts);
         let shardings = propagate(&graph, &mesh);
         done = Propagated { graph: Cow::Owned(graph), mesh, shardings };
     }
     done
-}
-
-fn find_cut(done: &Propagated<'_>) -> Option<Cut> {
-    find_in(&done.graph, &done.shardings, &done.mesh)
 }
 
 /// The first axis of the graph that lies across two factors of a dimension.
@@ -86,21 +84,16 @@ fn across(mesh: &Mesh, rule: &FactorRule, dims: &TensorFactors, spec: &Spec) -> 
 fn refine(graph: &Graph, parts: &[Axes]) -> Graph {
     let port =
         |info: &PortInfo| PortInfo { spec: info.spec.as_ref().map(|spec| refine_spec(spec, parts)), ..info.clone() };
-    let mut builder = GraphBuilder::like(graph);
-    let mut map = ValueMap::new(graph);
-    for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
-        let value = builder.input(graph.ty(input).clone(), port(info));
-        map.set(input, value);
-    }
+    let mut copy = GraphCopy::new(graph);
+    graph.inputs().iter().zip(graph.input_info()).for_each(|(&input, info)| copy.input(input, port(info)));
     for node in graph.nodes() {
         let op = match node.op() {
             Op::Reshard(reshard) => Reshard { spec: refine_spec(&reshard.spec, parts), ..*reshard }.into(),
             op => op.map_regions(|body| Arc::new(refine(body, parts))).unwrap_or_else(|| op.clone()),
         };
-        builder.copy_node_as(graph, node, op, &mut map);
+        copy.node_as(node, op);
     }
-    let outputs = graph.outputs().iter().map(|&value| map.get(value)).collect();
-    builder.finish(outputs, graph.output_info().iter().map(port).collect())
+    copy.finish_with(graph.outputs().iter().copied().zip(graph.output_info().iter().map(port)))
 }
 
 fn refine_spec(spec: &Spec, parts: &[Axes]) -> Spec {

@@ -76,8 +76,7 @@ impl ShardingRow {
 impl ShardingTable {
     /// Bytes of a row's tensor that each device holds.
     pub fn bytes_per_device(&self, row: &ShardingRow) -> usize {
-        let parts: usize = (0..row.spec.rank()).map(|dim| row.spec.part_count(&self.mesh, dim)).product();
-        row.ty.byte_count() / parts.max(1)
+        row.ty.byte_count() / row.spec.parts(&self.mesh).max(1)
     }
 
     /// Where the rules of a row were written, each once, and the names that no rule settled.

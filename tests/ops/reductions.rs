@@ -53,7 +53,7 @@ fn reduced(x: &Tensor, axes: &[usize], kind: ReduceKind) -> Tensor {
 
 pub fn reduce(kind: ReduceKind) -> Entry {
     let op = |axes: &[usize]| Reduce { kind, axes: axes.into() };
-    let class = kind.combiner().class();
+    let class = BinaryKind::from(kind).class();
     let first = if class.contains(F32) { F32 } else { Pred };
     let mut entry = Entry::new(op(&[]).name().replace('-', "_"))
         .accept(op(&[1]), &format!("{first}[2,3,4] -> {first}[2,4]"))

@@ -158,7 +158,7 @@ fn windows(dims: &[usize], window: &[WindowDim]) -> (Vec<usize>, Vec<Vec<Vec<usi
 
 pub fn reduce_window(kind: ReduceKind) -> Entry {
     let op = |window: &[WindowDim]| ReduceWindow { kind, window: window.into() };
-    let class = kind.combiner().class();
+    let class = BinaryKind::from(kind).class();
     let first = if class.contains(F32) { F32 } else { Pred };
     let mut entry = Entry::new(op(&[]).name().replace('-', "_"))
         .accept(op(CASES[2].1), &format!("{first}[4,2,5] -> {first}[2,2,5]"))

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use meshloom_cluster::mpi::World;
 use meshloom_cluster::{Crossing, Links};
-use meshloom_hlo::crossing::{self, Combine, CrossingKind};
+use meshloom_hlo::ReduceKind;
+use meshloom_hlo::crossing::{self, CrossingKind};
 use meshloom_hlo::parse::parse;
 use meshloom_hlo::{DType, Literal, PlatformKind, TensorType};
 use meshloom_pjrt::{Buffer, Client, ClientOptions, CompileOptions, ExecuteOptions, Plugin};
@@ -19,7 +20,8 @@ type Failure = Box<dyn std::error::Error>;
 /// Makes a program of two collectives between processes, one after the other, and a sum within each process.
 fn module(crossing: &crossing::Crossing, input: &str, output: &str) -> Result<Vec<u8>, Failure> {
     let (target, config) = (crossing::TARGET, crossing.backend_config());
-    let ready = crossing::Crossing { kind: CrossingKind::AllReduce(Combine::Add), ..crossing.clone() }.backend_config();
+    let ready =
+        crossing::Crossing { kind: CrossingKind::AllReduce(ReduceKind::Sum), ..crossing.clone() }.backend_config();
     let text = format!(
         "HloModule crossing, num_partitions={DEVICES}
 
@@ -79,14 +81,14 @@ impl Processes {
             Ok(vec![put(&literal, place)?, put(&number, place)?])
         });
         let arguments = arguments.collect::<Result<Vec<_>, Failure>>()?;
-        let combined = |devices: &[usize], at: usize, how: Combine| {
+        let combined = |devices: &[usize], at: usize, how: ReduceKind| {
             let values = devices.iter().map(|&device| value(device, at));
             let truth = dtype == DType::Pred;
             match how {
-                Combine::Add if truth => values.fold(0.0, f64::max),
-                Combine::Add => values.sum(),
-                Combine::Maximum | Combine::Or => values.fold(0.0, f64::max),
-                Combine::Minimum | Combine::And | Combine::Multiply => values.fold(1.0, f64::min),
+                ReduceKind::Sum if truth => values.fold(0.0, f64::max),
+                ReduceKind::Sum => values.sum(),
+                ReduceKind::Max | ReduceKind::Or => values.fold(0.0, f64::max),
+                ReduceKind::Min | ReduceKind::And | ReduceKind::Prod => values.fold(1.0, f64::min),
             }
         };
         for _ in 0..20 {
@@ -129,8 +131,8 @@ impl Processes {
             let ring = (0..count(axes)).map(|rank| (rank, (rank + 1) % count(axes))).collect();
             let line = (1..count(axes)).map(|rank| (rank - 1, rank)).collect();
             let kinds = [
-                CrossingKind::AllReduce(Combine::Add),
-                CrossingKind::ReduceScatter(Combine::Add),
+                CrossingKind::AllReduce(ReduceKind::Sum),
+                CrossingKind::ReduceScatter(ReduceKind::Sum),
                 CrossingKind::AllGather,
                 CrossingKind::AllToAll,
                 CrossingKind::CollectivePermute(ring),
@@ -141,9 +143,9 @@ impl Processes {
             }
         }
         for dtype in [Pred, S8, S16, S32, S64, U8, U16, U32, U64, F16, BF16, F32, F64] {
-            for how in Combine::ALL {
+            for how in ReduceKind::ALL {
                 let is_float = matches!(dtype, F16 | BF16 | F32 | F64);
-                if !(is_float && matches!(how, Combine::And | Combine::Or)) {
+                if !(is_float && matches!(how, ReduceKind::And | ReduceKind::Or)) {
                     self.check(&CrossingKind::AllReduce(how), &[0], dtype)?;
                 }
             }
@@ -155,7 +157,7 @@ impl Processes {
     /// Returns the seconds of an all-reduce of 2 MiB for each device.
     fn time(&self) -> Result<f64, Failure> {
         let crossing = crossing::Crossing {
-            kind: CrossingKind::AllReduce(Combine::Add),
+            kind: CrossingKind::AllReduce(ReduceKind::Sum),
             axes: vec![0],
             mesh: vec![self.size, DEVICES],
             processes: self.size,

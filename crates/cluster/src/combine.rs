@@ -1,11 +1,11 @@
 //! Sums and other combinations of two operands, element by element, for every type that devices reduce.
 
 use half::{bf16, f16};
-use meshloom_hlo::crossing::Combine;
+use meshloom_hlo::ReduceKind;
 use meshloom_hlo::proto::PrimitiveType;
 
 /// A function that combines the second operand into the first.
-pub(crate) type Combining = fn(Combine, &mut [u8], &[u8]);
+pub(crate) type Combining = fn(ReduceKind, &mut [u8], &[u8]);
 
 /// Returns the function that combines elements of a type, and the bytes of one element; `None` for an unknown type.
 pub(crate) fn of_type(element_type: i32) -> Option<(Combining, usize)> {
@@ -32,7 +32,7 @@ pub(crate) fn of_type(element_type: i32) -> Option<(Combining, usize)> {
 trait Element<const N: usize>: Copy {
     fn read(bytes: [u8; N]) -> Self;
     fn write(self) -> [u8; N];
-    fn combined(self, other: Self, how: Combine) -> Self;
+    fn combined(self, other: Self, how: ReduceKind) -> Self;
 }
 
 macro_rules! elements {
@@ -47,8 +47,8 @@ macro_rules! elements {
             }
 
             #[inline]
-            fn combined(self, other: Self, how: Combine) -> Self {
-                let combined: fn($ty, $ty, Combine) -> $ty = $combined;
+            fn combined(self, other: Self, how: ReduceKind) -> Self {
+                let combined: fn($ty, $ty, ReduceKind) -> $ty = $combined;
                 combined(self, other, how)
             }
         }
@@ -57,31 +57,31 @@ macro_rules! elements {
 
 elements! {
     |one, other, how| match how {
-        Combine::Add => one.wrapping_add(other),
-        Combine::Multiply => one.wrapping_mul(other),
-        Combine::Maximum => one.max(other),
-        Combine::Minimum => one.min(other),
-        Combine::And => one & other,
-        Combine::Or => one | other,
+        ReduceKind::Sum => one.wrapping_add(other),
+        ReduceKind::Prod => one.wrapping_mul(other),
+        ReduceKind::Max => one.max(other),
+        ReduceKind::Min => one.min(other),
+        ReduceKind::And => one & other,
+        ReduceKind::Or => one | other,
     };
     i8, 1; i16, 2; i32, 4; i64, 8; u8, 1; u16, 2; u32, 4; u64, 8;
 }
 
 elements! {
     |one, other, how| match how {
-        Combine::Add => one + other,
-        Combine::Multiply => one * other,
+        ReduceKind::Sum => one + other,
+        ReduceKind::Prod => one * other,
         _ if one.is_nan() => one,
         _ if other.is_nan() => other,
-        Combine::Maximum if one < other => other,
-        Combine::Minimum if one > other => other,
+        ReduceKind::Max if one < other => other,
+        ReduceKind::Min if one > other => other,
         // Floats have no `and` and `or`; HLO refuses them.
-        Combine::Maximum | Combine::Minimum | Combine::And | Combine::Or => one,
+        ReduceKind::Max | ReduceKind::Min | ReduceKind::And | ReduceKind::Or => one,
     };
     f16, 2; bf16, 2; f32, 4; f64, 8;
 }
 
-fn each<T: Element<N>, const N: usize>(how: Combine, sum: &mut [u8], next: &[u8]) {
+fn each<T: Element<N>, const N: usize>(how: ReduceKind, sum: &mut [u8], next: &[u8]) {
     let (sums, _) = sum.as_chunks_mut::<N>();
     let (nexts, _) = next.as_chunks::<N>();
     for (sum, next) in sums.iter_mut().zip(nexts) {
@@ -89,12 +89,12 @@ fn each<T: Element<N>, const N: usize>(how: Combine, sum: &mut [u8], next: &[u8]
     }
 }
 
-fn truths(how: Combine, sum: &mut [u8], next: &[u8]) {
+fn truths(how: ReduceKind, sum: &mut [u8], next: &[u8]) {
     for (sum, next) in sum.iter_mut().zip(next) {
         let (a, b) = (*sum != 0, *next != 0);
         *sum = u8::from(match how {
-            Combine::Add | Combine::Maximum | Combine::Or => a || b,
-            Combine::Multiply | Combine::Minimum | Combine::And => a && b,
+            ReduceKind::Sum | ReduceKind::Max | ReduceKind::Or => a || b,
+            ReduceKind::Prod | ReduceKind::Min | ReduceKind::And => a && b,
         });
     }
 }

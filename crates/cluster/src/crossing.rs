@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use meshloom_hlo::crossing::{self, Combine, CrossingKind};
+use meshloom_hlo::ReduceKind;
+use meshloom_hlo::crossing::{self, CrossingKind};
 use meshloom_pjrt::{CallFailure, CallOperand, CallResult, ErrorCode, ForeignCall, ForeignFunction};
 
 use crate::combine::of_type;
@@ -401,7 +402,7 @@ fn run(
     if output.len() != expected || (is_cut && !input.len().is_multiple_of(size)) {
         return Err(invalid(format!("{} bytes become {} in a group of {size}", input.len(), output.len())));
     }
-    let combining = |how: Combine| {
+    let combining = |how: ReduceKind| {
         let (combining, width) =
             of_type(element_type).ok_or_else(|| invalid(format!("type {element_type} is not reduced")))?;
         Ok::<_, CallFailure>((move |sum: &mut [u8], next: &[u8]| combining(how, sum, next), width))

@@ -17,7 +17,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{CollectiveKind, words};
+use crate::{CollectiveKind, ReduceKind};
 
 /// The function that is called.
 pub const TARGET: &str = "meshloom_crossing";
@@ -25,37 +25,20 @@ pub const TARGET: &str = "meshloom_crossing";
 /// The entry of the configuration.
 pub const ATTRIBUTE: &str = "collective";
 
-words! {
-    /// How two elements become one. Its name is HLO's opcode.
-    pub enum Combine {
-        /// Adds them; of truth values, whether either is true.
-        Add = "add",
-        /// The bits that both have; of truth values, whether both are true.
-        And = "and",
-        /// The larger, and NaN where either is.
-        Maximum = "maximum",
-        /// The smaller, and NaN where either is.
-        Minimum = "minimum",
-        /// Multiplies them; of truth values, whether both are true.
-        Multiply = "multiply",
-        /// The bits that either has; of truth values, whether either is true.
-        Or = "or",
-    }
-}
-
-/// The kind of a collective between processes. Parts are counted along the first dimension.
+/// The kind of a collective between processes. Parts are counted along the first dimension. A sum of truth values says
+/// whether any is true, and a product whether all are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CrossingKind {
     /// Every member gets the parts of all, in the order of their ranks, along a new first dimension.
     AllGather,
     /// Every member gets the combined operands.
-    AllReduce(Combine),
+    AllReduce(ReduceKind),
     /// Part `r` goes to rank `r`; the part from rank `r` becomes part `r`.
     AllToAll,
     /// Members send to others: pairs of ranks. A member that receives nothing gets zeros.
     CollectivePermute(Vec<(u32, u32)>),
     /// Every member gets its part of the combined operands, without the first dimension.
-    ReduceScatter(Combine),
+    ReduceScatter(ReduceKind),
 }
 
 /// A collective between processes.
@@ -165,7 +148,7 @@ fn read(text: &str) -> Option<Crossing> {
         text.split(separator).map(|number| number.parse().ok()).collect()
     };
     let (kind, detail) = what.split_once(' ').unwrap_or((what, ""));
-    let combine = || Combine::ALL.iter().copied().find(|combine| combine.name() == detail);
+    let combine = || ReduceKind::ALL.into_iter().find(|kind| kind.name() == detail);
     let pair = |pair: &str| {
         let (source, target) = pair.split_once('>')?;
         Some((source.parse().ok()?, target.parse().ok()?))

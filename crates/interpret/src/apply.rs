@@ -249,7 +249,7 @@ fn folded_into(operand: &TensorType, axes: &[usize], result: &TensorType) -> Vec
 fn reduce(op: &Reduce, operand: &Literal, ty: &TensorType) -> Vec<f64> {
     let start = if op.kind == ReduceKind::Sum { Some(0.0) } else { None };
     let mut folded = vec![start; ty.element_count()];
-    let combiner = op.kind.combiner();
+    let combiner = BinaryKind::from(op.kind);
     for (slot, value) in folded_into(operand.ty(), &op.axes, ty).into_iter().zip(operand.to_f64_vec()) {
         let slot = &mut folded[slot as usize];
         *slot = Some(round(ty.dtype, slot.map_or(value, |before| binary(combiner, before, value))));

@@ -185,10 +185,10 @@ pub fn identity(kind: ReduceKind, dtype: DType) -> f64 {
 /// The value of a running fold after one more number.
 pub fn cumulate(kind: CumulativeKind, before: f64, x: f64) -> f64 {
     let combiner = match kind {
-        CumulativeKind::Max => ReduceKind::Max.combiner(),
-        CumulativeKind::Min => ReduceKind::Min.combiner(),
-        CumulativeKind::Prod => ReduceKind::Prod.combiner(),
-        CumulativeKind::Sum => ReduceKind::Sum.combiner(),
+        CumulativeKind::Max => BinaryKind::Maximum,
+        CumulativeKind::Min => BinaryKind::Minimum,
+        CumulativeKind::Prod => BinaryKind::Multiply,
+        CumulativeKind::Sum => BinaryKind::Add,
         // Equal infinities have no difference.
         CumulativeKind::LogSumExp if before == x => return x + std::f64::consts::LN_2,
         CumulativeKind::LogSumExp => {

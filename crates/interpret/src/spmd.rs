@@ -130,7 +130,7 @@ fn exchange(op: &Op, size: usize, parts: &[&Literal]) -> Vec<Literal> {
 /// Parts combined in the order of their ranks.
 fn combined(kind: ReduceKind, parts: &[&Literal]) -> Literal {
     let ty: &TensorType = parts[0].ty();
-    let combine = |x: Literal, y: &&Literal| apply(&Binary(kind.combiner()).into(), &[&x, y], &[ty]).swap_remove(0);
+    let combine = |x: Literal, y: &&Literal| apply(&Binary(kind.into()).into(), &[&x, y], &[ty]).swap_remove(0);
     parts[1..].iter().fold(parts[0].clone(), combine)
 }
 

@@ -46,7 +46,7 @@ fn combine(kind: ReduceKind, dtype: DType, x: f64, y: f64) -> f64 {
     match kind {
         ReduceKind::And => (x as i64 & y as i64) as f64,
         ReduceKind::Or => (x as i64 | y as i64) as f64,
-        kind => round(dtype, binary(kind.combiner(), x, y)),
+        kind => round(dtype, binary(kind.into(), x, y)),
     }
 }
 

@@ -176,7 +176,6 @@ pub(super) fn pull_back(
     Tape::record(builder, graph, arguments, active, &wanted)?.pullback(builder, output_cotangents)
 }
 
-/// Adds a cotangent to the sum of those that have arrived so far.
 fn accumulate(builder: &mut GraphBuilder, slot: &mut Option<Value>, cotangent: Value) -> Result<(), OpError> {
     *slot = Some(match *slot {
         Some(sum) => builder.add(sum, cotangent)?,

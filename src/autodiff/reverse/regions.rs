@@ -32,7 +32,6 @@ pub(super) enum RegionTape<'g> {
 #[derive(Clone, Copy)]
 pub(super) struct Recording<'a> {
     pub(super) operands: &'a [Value],
-    /// Whether each operand is active.
     pub(super) active: &'a [bool],
     /// Whether each result may get a cotangent.
     pub(super) wanted: &'a [bool],
@@ -60,37 +59,30 @@ pub(super) fn record<'g>(
 ) -> Result<(Values, RegionTape<'g>), OpError> {
     let Recording { operands, active, wanted, kept, calls } = *recording;
     Ok(match op {
-        RegionKind::Call(call) => {
-            let (results, tape) = call::record(builder, call, recording)?;
-            (results, RegionTape::Call(call, tape))
-        }
+        RegionKind::Call(op) => taped(call::record(builder, op, recording)?, |tape| RegionTape::Call(op, tape)),
         RegionKind::Checkpoint(checkpoint) if checkpoint.policy.keeps_all() => {
             let map = ValueMap::for_inputs(&checkpoint.body, operands);
             let kept: Vec<_> = kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
             let tape = Tape::record_onto(builder, &checkpoint.body, map, active, wanted, &kept, calls)?;
             (tape.outputs().into(), RegionTape::Inline(Box::new(tape)))
         }
-        RegionKind::Checkpoint(checkpoint) => {
-            let (results, tape) = checkpoint::record(builder, checkpoint, recording)?;
-            (results, RegionTape::Checkpoint(checkpoint, tape))
+        RegionKind::Checkpoint(op) => {
+            taped(checkpoint::record(builder, op, recording)?, |tape| RegionTape::Checkpoint(op, tape))
         }
-        RegionKind::Cond(cond) => {
-            let (results, tape) = cond::record(builder, cond, recording)?;
-            (results, RegionTape::Cond(cond, tape))
+        RegionKind::Cond(op) => taped(cond::record(builder, op, recording)?, |tape| RegionTape::Cond(op, tape)),
+        RegionKind::CustomVjp(op) => {
+            taped(record_custom(builder, op, recording)?, |residuals| RegionTape::CustomVjp(op, residuals))
         }
-        RegionKind::CustomVjp(custom) => {
-            let (results, residuals) = record_custom(builder, custom, recording)?;
-            (results, RegionTape::CustomVjp(custom, residuals))
-        }
-        RegionKind::Scan(scan) => {
-            let (results, tape) = scan::record(builder, scan, recording)?;
-            (results, RegionTape::Scan(scan, tape))
-        }
+        RegionKind::Scan(op) => taped(scan::record(builder, op, recording)?, |tape| RegionTape::Scan(op, tape)),
         RegionKind::While(op) => {
             let types = operands.iter().map(|&value| builder.ty(value).clone()).collect();
             return Err(OpError::new(op.name(), TypeError::NotReversible, types, builder.origin()));
         }
     })
+}
+
+fn taped<'g, T>((results, tape): (Values, T), kind: impl FnOnce(T) -> RegionTape<'g>) -> (Values, RegionTape<'g>) {
+    (results, kind(tape))
 }
 
 /// Runs the hand-written forward rule; returns the results and its residuals.

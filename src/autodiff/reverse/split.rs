@@ -22,7 +22,6 @@ pub(super) struct Joint {
     pub(super) gradients: Vec<Option<Value>>,
 }
 
-/// The two halves of a joint graph.
 pub(super) struct JointHalves {
     /// Body inputs to body outputs, then the computed residuals.
     pub(super) forward: Graph,
@@ -244,7 +243,6 @@ impl Joint {
         }
     }
 
-    /// A graph of the chosen nodes.
     fn extract(&self, inputs: &[Value], outputs: &[Value], keep: impl Fn(NodeRef<'_>) -> bool) -> Graph {
         let mut copy = GraphCopy::of_body(self.builder.graph(), inputs.iter().copied());
         for node in self.builder.graph().nodes().filter(|&node| keep(node)) {

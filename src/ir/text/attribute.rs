@@ -20,6 +20,9 @@ macro_rules! word_attribute {
     ($ty:ty { $($value:ident = $word:literal),* $(,)? }) => {
         $crate::ir::word_attribute!($ty, [$(<$ty>::$value),*], |value| match value { $(<$ty>::$value => $word),* });
     };
+    ($ty:ty) => {
+        $crate::ir::word_attribute!($ty, <$ty>::ALL, |value| value.name());
+    };
     ($ty:ty, $all:expr, |$value:ident| $word:expr) => {
         impl $crate::ir::Attribute for $ty {
             fn write(&self, out: &mut $crate::ir::Printer<'_>) {
@@ -209,7 +212,6 @@ impl Reader<'_> {
         Err(start.fail(format!("expected one of {}, found `{found}`{suggestion}", others.join(", "))))
     }
 
-    /// Numbers with a separator between them.
     pub(crate) fn separated<const N: usize>(&mut self, separator: &str) -> Result<[usize; N]> {
         let mut numbers = [0; N];
         for (index, number) in numbers.iter_mut().enumerate() {

@@ -122,7 +122,6 @@ impl FromResults for Box<[TensorType]> {
     }
 }
 
-/// The bodies of an op.
 pub(crate) trait Bodies: Sized {
     fn take(bodies: &mut Vec<Arc<Graph>>) -> Option<Self>;
 }

@@ -67,7 +67,6 @@ fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>> {
     Ok(Some(mesh))
 }
 
-/// Skips a graph without reading it.
 fn skip_graph(reader: &mut Reader<'_>) -> Result<()> {
     let start = reader.clone_after_blanks();
     reader.name("a graph: `NAME(INPUTS) { NODES }`")?;
@@ -210,7 +209,6 @@ struct NodeText<'t> {
     results: Vec<u32>,
 }
 
-/// A graph whose values have the numbers of the text.
 #[derive(Default)]
 struct GraphText<'t> {
     input_count: u32,

@@ -35,7 +35,6 @@ impl Printer<'_> {
         }
     }
 
-    /// Begins one more attribute in braces.
     pub(super) fn begin(&mut self) {
         self.push(if self.attribute_count > 0 { ", " } else { " {" });
         self.attribute_count += 1;

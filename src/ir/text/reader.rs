@@ -32,7 +32,6 @@ impl fmt::Display for GraphTextError {
 
 impl std::error::Error for GraphTextError {}
 
-/// The result of reading.
 pub(super) type Result<T> = std::result::Result<T, GraphTextError>;
 
 /// How deeply brackets may be nested, so that no text exhausts the stack.
@@ -88,7 +87,6 @@ impl<'t> Reader<'t> {
         self.skip().is_empty()
     }
 
-    /// An error at this place.
     pub(crate) fn fail(&self, message: impl Into<String>) -> GraphTextError {
         let before = self.text.get(..self.at).unwrap_or(self.text);
         let start = before.rfind('\n').map_or(0, |newline| newline + 1);

@@ -10,7 +10,7 @@ use meshloom_mosaic::{Kernel, KernelError};
 
 use super::super::pad::{pad, pad_segments};
 use super::super::sight::Sight;
-use super::super::traced::traced;
+use super::super::traced::{pairs_of_blocks, traced};
 use super::super::true_places::true_places;
 use super::super::{AttentionKernel, Kernels};
 use super::{list, refused, run};
@@ -145,7 +145,6 @@ impl Call {
         (is_one && fits).then_some(call)
     }
 
-    /// The numbers of blocks of queries and of keys.
     fn counts(&self) -> [usize; 2] {
         let Shape { queries, keys, blocks, .. } = self.shape;
         [queries / blocks.query, keys / blocks.key]
@@ -182,12 +181,7 @@ impl Call {
         f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
     ) -> Result<Option<KernelImplementation>, TraceError> {
         let Blocks { query, key } = self.shape.blocks;
-        let all = self.counts().iter().product::<usize>();
-        let pairs = match &listed.known {
-            Some(lists) => format!("{} of {all} pairs", lists[0].len()),
-            None => format!("those of {all} pairs that data say"),
-        };
-        let how = format!("blocks of {query} queries and {key} keys, {pairs}");
+        let how = pairs_of_blocks([query, key], self.counts(), listed.known.as_ref().map(|lists| lists[0].len()));
         traced(AttentionKernel::Mosaic.name(), name, how, types, f).map(Some)
     }
 

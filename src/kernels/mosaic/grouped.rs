@@ -97,7 +97,6 @@ impl Call {
         (call.visit_count() <= Grouped::MOST_VISITS).then_some(call)
     }
 
-    /// Rows of all parts.
     fn row_count(&self) -> usize {
         self.batch * self.parts * self.sizes.rows
     }
@@ -192,12 +191,10 @@ impl Call {
 struct Visits {
     /// The number of visits that count: a scalar `s32`.
     count: Tensor,
-    /// The range of rows of each.
     range: Tensor,
     /// The index of each visit among those of its range, and the number of visits that the range has.
     turn: Tensor,
     turns: Tensor,
-    /// The block of rows of each.
     block: Tensor,
     /// The first row of each range, and the one after its last.
     start: Tensor,

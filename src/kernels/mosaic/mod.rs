@@ -12,7 +12,6 @@ use crate::ir::Literal;
 use crate::ops::CustomCall;
 use crate::trace::{Tensor, TraceError, constant, custom_call};
 
-/// The results of a kernel.
 fn run(kernel: &Kernel, operands: &[Tensor]) -> Vec<Tensor> {
     let call = CustomCall { config: kernel.config(), ..CustomCall::new(CALL_TARGET, kernel.results.clone()) };
     custom_call(call, operands)

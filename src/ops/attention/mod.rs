@@ -65,7 +65,7 @@ meshloom_hlo::words! {
     }
 }
 
-crate::ir::word_attribute!(KeyExchange, KeyExchange::ALL, |exchange| exchange.name());
+crate::ir::word_attribute!(KeyExchange);
 
 /// The form of the scores, and the keys that a query sees in its own segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -348,8 +348,7 @@ impl Definition<'_> {
         let limit = self.builder.splat_like(draw, AttentionForm::drops_below(rate));
         let is_kept = self.builder.compare(Direction::Ge, draw, limit)?;
         let scaled = self.builder.scale(scores, 1.0 / (1.0 - rate.get()))?;
-        let nothing = self.builder.zeros_like(scaled);
-        self.builder.push1(Select, &[is_kept, scaled, nothing])
+        self.builder.or_zero(is_kept, scaled)
     }
 
     /// See [`Attention`].
@@ -439,7 +438,7 @@ impl Primitive for Attention {
         Ok([mixed, log_total].into_iter().collect())
     }
 
-    rules!(facts: KERNEL);
+    rules!(facts: KERNEL, jvp: by_definition, batch: unchanged, emit: by_definition);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let (mixed, log_total) = (context.result(0), context.result(1));
@@ -471,52 +470,23 @@ impl Primitive for Attention {
         Ok(())
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.by_definition(|builder, operands| self.define(builder, operands))
-    }
-
     /// Keys are whole, since each device needs all keys that its queries see; or they are split as queries are, and
     /// travel.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Gathered, Parallel, Permutation, Replicated};
-        let mut rule = FactorRule::empty(operands, results);
-        let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
+        let mut rule = factors(self.0, operands, results, FactorKind::Parallel);
+        let AttentionSizes { batch, width, value_width, .. } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
         let b = batch.len();
-        for (dim, size) in batch.into_iter().enumerate() {
-            let all: SmallVec<[(usize, usize); 8]> = (0..operands.len()).map(|operand| (operand, dim)).collect();
-            rule.add(size, Parallel, &all, &[(0, dim), (1, dim)]);
-        }
-        rule.add(kv_heads, Parallel, &of_heads(3, operands.len(), b), &[(0, b), (1, b)]);
-        rule.add(groups, Parallel, &of_heads(1, operands.len(), b + 1), &[(0, b + 1), (1, b + 1)]);
-        let of_queries = [(0, b + 2), (3, b), (5, b)];
-        let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
-        match self.0.exchange {
-            KeyExchange::Gather => {
-                rule.add(queries, Parallel, &of_queries, &[(0, b + 2), (1, b + 2)]);
-                rule.add(keys, Gathered, &of_keys, &[]);
-            }
-            KeyExchange::Ring => {
-                let both = [&of_queries[..], &of_keys].concat();
-                rule.add(queries, Permutation, &both, &[(0, b + 2), (1, b + 2)]);
-            }
-        }
-        rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[]);
-        rule.add(value_width, Parallel, &[(2, b + 2)], &[(0, b + 3)]);
+        rule.add(width, FactorKind::Replicated, &[(0, b + 3), (1, b + 2)], &[]);
+        rule.add(value_width, FactorKind::Parallel, &[(2, b + 2)], &[(0, b + 3)]);
         rule
     }
-
-    rules!(batch: unchanged);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         match key_axes(self.0, context) {
             Some(axes) => ring::attention(self.0, context, axes),
             None => context.apply(Attention(localized(self.0, context))),
         }
-    }
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.by_definition(&|builder, operands| self.define(builder, operands));
     }
 }
 
@@ -533,48 +503,18 @@ impl Primitive for AttentionGradient {
         Ok(operands[..3].iter().map(|&ty| ty.clone()).collect())
     }
 
-    rules!(facts: KERNEL);
-
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        context.by_definition(|builder, operands| self.define(builder, operands))
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.by_definition(|builder, operands| self.define(builder, operands))
-    }
+    rules!(facts: KERNEL, derivatives: by_definition, batch: unchanged, emit: by_definition);
 
     /// Cotangents of keys and values are sums over the queries that see them, and over the heads that share them.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Gathered, Parallel, Permutation, Reduction, Replicated};
-        let mut rule = FactorRule::empty(operands, results);
-        let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
+        let mut rule = factors(self.0, operands, results, FactorKind::Reduction(ReduceKind::Sum));
+        let AttentionSizes { batch, width, value_width, .. } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
         let b = batch.len();
-        for (dim, size) in batch.into_iter().enumerate() {
-            let all: SmallVec<[(usize, usize); 11]> = (0..operands.len()).map(|operand| (operand, dim)).collect();
-            rule.add(size, Parallel, &all, &[(0, dim), (1, dim), (2, dim)]);
-        }
-        let sum = Reduction(ReduceKind::Sum);
-        rule.add(kv_heads, Parallel, &of_heads(3, operands.len(), b), &[(0, b), (1, b), (2, b)]);
-        rule.add(groups, sum, &of_heads(1, operands.len(), b + 1), &[(0, b + 1)]);
-        let of_queries = [(0, b + 2), (3, b), (5, b), (7, b + 2), (8, b + 2), (9, b + 2)];
-        let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
-        match self.0.exchange {
-            KeyExchange::Gather => {
-                rule.add(queries, sum, &of_queries, &[(0, b + 2)]);
-                rule.add(keys, Gathered, &of_keys, &[(1, b + 1), (2, b + 1)]);
-            }
-            KeyExchange::Ring => {
-                let both = [&of_queries[..], &of_keys].concat();
-                rule.add(queries, Permutation, &both, &[(0, b + 2), (1, b + 1), (2, b + 1)]);
-            }
-        }
-        rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[(0, b + 3), (1, b + 2)]);
-        rule.add(value_width, Replicated, &[(2, b + 2), (9, b + 3)], &[(2, b + 2)]);
+        rule.add(width, FactorKind::Replicated, &[(0, b + 3), (1, b + 2)], &[(0, b + 3), (1, b + 2)]);
+        rule.add(value_width, FactorKind::Replicated, &[(2, b + 2), (9, b + 3)], &[(2, b + 2)]);
         rule
     }
-
-    rules!(batch: unchanged);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         match key_axes(self.0, context) {
@@ -582,17 +522,54 @@ impl Primitive for AttentionGradient {
             None => context.apply(AttentionGradient(localized(self.0, context))),
         }
     }
+}
 
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.by_definition(&|builder, operands| self.define(builder, operands));
+/// The factors of both ops but those of the widths. `of_queries` says how the loops over groups and queries are split. They
+/// are on all results if they are parallel, and on the cotangents of queries alone if those of keys are sums over them.
+fn factors(
+    form: AttentionForm,
+    operands: &[&TensorType],
+    results: &[&TensorType],
+    of_queries: FactorKind,
+) -> FactorRule {
+    use FactorKind::{Gathered, Parallel, Permutation};
+    let mut rule = FactorRule::empty(operands, results);
+    let AttentionSizes { batch, kv_heads, groups, queries, keys, .. } =
+        AttentionSizes::of(operands[0], operands[1], operands[2]);
+    let (b, has_sums) = (batch.len(), of_queries != Parallel);
+    // The dimension of the first `leading` operands and of all operands after the places, which have one number or more
+    // for each head.
+    let of_heads = |leading: usize, dim: usize| -> Places {
+        (0..leading).chain(7..operands.len()).map(|operand| (operand, dim)).collect()
+    };
+    let on_results = |count: usize, dim: usize| -> Places { (0..count).map(|result| (result, dim)).collect() };
+    for (dim, size) in batch.into_iter().enumerate() {
+        let all: Places = (0..operands.len()).map(|operand| (operand, dim)).collect();
+        rule.add(size, Parallel, &all, &on_results(results.len(), dim));
     }
+    rule.add(kv_heads, Parallel, &of_heads(3, b), &on_results(results.len(), b));
+    let count = if has_sums { 1 } else { 2 };
+    rule.add(groups, of_queries, &of_heads(1, b + 1), &on_results(count, b + 1));
+    let of_query = [(0, b + 2), (3, b), (5, b), (7, b + 2), (8, b + 2), (9, b + 2)];
+    let of_query = &of_query[..if has_sums { 6 } else { 3 }];
+    let of_key = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
+    let key_results = &of_key[..if has_sums { 2 } else { 0 }];
+    let query_results = on_results(count, b + 2);
+    match form.exchange {
+        KeyExchange::Gather => {
+            rule.add(queries, of_queries, of_query, &query_results);
+            rule.add(keys, Gathered, &of_key, key_results);
+        }
+        KeyExchange::Ring => {
+            let both = [&query_results, key_results].concat();
+            rule.add(queries, Permutation, &[of_query, &of_key].concat(), &both);
+        }
+    }
+    rule
 }
 
-/// The dimension `dim` of the first `leading` operands and of all operands after the places, which have one number or
-/// more for each head.
-fn of_heads(leading: usize, count: usize, dim: usize) -> SmallVec<[(usize, usize); 8]> {
-    (0..leading).chain(7..count).map(|operand| (operand, dim)).collect()
-}
+/// Dimensions of operands or of results.
+type Places = SmallVec<[(usize, usize); 11]>;
 
 /// The devices among which keys travel; `None` where all keys are at hand, as on a mesh axis of one device.
 fn key_axes(form: AttentionForm, context: &PartitionContext<'_>) -> Option<Group> {

@@ -21,30 +21,20 @@ use crate::ops::{BinaryKind, CollectivePermute, Group, Scan, UnaryKind};
 /// The operands of an attention that travel: key, value, segments and places of keys.
 const TRAVELLING: [usize; 4] = [1, 2, 4, 6];
 
+/// Computes the sums after a round, from the operands of the op and the sums so far. The first round has no sums before
+/// it.
+type Round<'a> = dyn Fn(&mut GraphBuilder, &[Value], Option<&[Value]>) -> Result<Vec<Value>, OpError> + 'a;
+
 /// One pass around the ring. The values that stay on a device, those that travel, and those that are summed up are
 /// lists.
-trait Rounds {
-    /// Computes the sums after a round, from the values that stay, those that travel, and the sums so far. The first
-    /// round has no sums before it.
-    fn round(
-        &self,
-        builder: &mut GraphBuilder,
-        staying: &[Value],
-        travelling: &[Value],
-        sums: Option<&[Value]>,
-    ) -> Result<Vec<Value>, OpError>;
-
-    /// The number of sums that belong to the keys and travel with them. They are the last ones.
-    fn travelling_sums(&self) -> usize;
-}
-
-struct Ring<'a, R> {
+struct Ring<'a> {
     group: Group,
-    rounds: &'a R,
+    round: &'a Round<'a>,
+    /// The number of sums that belong to the keys and travel with them. They are the last ones.
+    travelling_sums: usize,
 }
 
-impl<R: Rounds> Ring<'_, R> {
-    /// Sends values to the next device.
+impl Ring<'_> {
     fn send(&self, builder: &mut GraphBuilder, values: &[Value]) -> Result<Vec<Value>, OpError> {
         let size = self.group.size as u32;
         let pairs: Box<[(u32, u32)]> = (0..size).map(|rank| (rank, (rank + 1) % size)).collect();
@@ -57,20 +47,20 @@ impl<R: Rounds> Ring<'_, R> {
 
     /// Sends on the sums that belong to the keys; returns all sums.
     fn send_sums(&self, builder: &mut GraphBuilder, mut sums: Vec<Value>) -> Result<Vec<Value>, OpError> {
-        let own = sums.split_off(sums.len() - self.rounds.travelling_sums());
+        let own = sums.split_off(sums.len() - self.travelling_sums);
         sums.extend(self.send(builder, &own)?);
         Ok(sums)
     }
 
     fn run(&self, builder: &mut GraphBuilder, staying: &[Value], keys: &[Value]) -> Result<Vec<Value>, OpError> {
         let next = self.send(builder, keys)?;
-        let sums = self.rounds.round(builder, staying, keys, None)?;
+        let sums = (self.round)(builder, &operands(staying, keys), None)?;
         let mut sums = self.send_sums(builder, sums)?;
         let mut keys = next;
         if self.group.size > 2 {
             (keys, sums) = self.middle(builder, staying, &keys, &sums)?;
         }
-        sums = self.rounds.round(builder, staying, &keys, Some(&sums))?;
+        sums = (self.round)(builder, &operands(staying, &keys), Some(&sums))?;
         self.send_sums(builder, sums)
     }
 
@@ -89,7 +79,7 @@ impl<R: Rounds> Ring<'_, R> {
         };
         let (inner_staying, inner_keys, inner_sums) = (ports(staying), ports(keys), ports(sums));
         let next = self.send(&mut body, &inner_keys)?;
-        let made = self.rounds.round(&mut body, &inner_staying, &inner_keys, Some(&inner_sums))?;
+        let made = (self.round)(&mut body, &operands(&inner_staying, &inner_keys), Some(&inner_sums))?;
         let made = self.send_sums(&mut body, made)?;
         let carries = [keys, sums].concat();
         let scan = Scan {
@@ -115,7 +105,6 @@ fn operands(staying: &[Value], travelling: &[Value]) -> Values {
     (0..count).filter_map(operand).copied().collect()
 }
 
-/// Parts the operands of an op of attention into those that stay and those that travel.
 fn parted(context: &PartitionContext<'_>) -> (Vec<Value>, Vec<Value>) {
     let (travelling, staying): (Vec<usize>, Vec<usize>) =
         (0..context.operand_count()).partition(|index| TRAVELLING.contains(index));
@@ -123,88 +112,71 @@ fn parted(context: &PartitionContext<'_>) -> (Vec<Value>, Vec<Value>) {
     (values(staying), values(travelling))
 }
 
-struct Forward(AttentionForm);
-
-impl Rounds for Forward {
-    /// The sums are the mixed values in the type of the logarithms, and the logarithms of the queries' sums.
-    fn round(
-        &self,
-        builder: &mut GraphBuilder,
-        staying: &[Value],
-        travelling: &[Value],
-        sums: Option<&[Value]>,
-    ) -> Result<Vec<Value>, OpError> {
-        let found = builder.push(Attention(self.0), &operands(staying, travelling))?;
-        let (mixed, log_total) = (found[0], found[1]);
-        let wide = builder.ty(log_total).dtype;
-        let mixed = builder.convert(mixed, wide)?;
-        let Some(&[before, log_before]) = sums else { return Ok(vec![mixed, log_total]) };
-        // This is log(exp(a) + exp(b)), from the greater.
-        let highest = builder.binary(BinaryKind::Maximum, log_before, log_total)?;
-        let share = |builder: &mut GraphBuilder, log: Value| {
-            let distance = builder.sub(log, highest)?;
-            builder.unary(UnaryKind::Exponential, distance)
-        };
-        let (old, new) = (share(builder, log_before)?, share(builder, log_total)?);
-        let total = builder.add(old, new)?;
-        let dims = builder.ty(mixed).dims.clone();
-        let leading: SmallVec<[usize; 6]> = (0..dims.len() - 1).collect();
-        let mut weighted = |weight: Value, part: Value| {
-            let weight = builder.div(weight, total)?;
-            let weight = builder.broadcast(weight, &dims, &leading)?;
-            builder.mul(part, weight)
-        };
-        let (old, new) = (weighted(old, before)?, weighted(new, mixed)?);
-        let mixed = builder.add(old, new)?;
-        let log_sum = builder.unary(UnaryKind::Log, total)?;
-        let log_total = builder.add(highest, log_sum)?;
-        Ok(vec![mixed, log_total])
-    }
-
-    fn travelling_sums(&self) -> usize {
-        0
-    }
-}
-
-struct Backward(AttentionForm);
-
-impl Rounds for Backward {
-    /// The sums are the cotangents of queries, and of the keys and values that are here.
-    fn round(
-        &self,
-        builder: &mut GraphBuilder,
-        staying: &[Value],
-        travelling: &[Value],
-        sums: Option<&[Value]>,
-    ) -> Result<Vec<Value>, OpError> {
-        let found = builder.push(AttentionGradient(self.0), &operands(staying, travelling))?;
-        let Some(sums) = sums else { return Ok(found.to_vec()) };
-        found.iter().zip(sums).map(|(&new, &sum)| builder.add(sum, new)).collect()
-    }
-
-    fn travelling_sums(&self) -> usize {
-        2
-    }
+/// A round of the attention. The sums are the mixed values in the type of the logarithms, and the logarithms of the
+/// queries' sums.
+fn forward(
+    form: AttentionForm,
+    builder: &mut GraphBuilder,
+    operands: &[Value],
+    sums: Option<&[Value]>,
+) -> Result<Vec<Value>, OpError> {
+    let found = builder.push(Attention(form), operands)?;
+    let (mixed, log_total) = (found[0], found[1]);
+    let wide = builder.ty(log_total).dtype;
+    let mixed = builder.convert(mixed, wide)?;
+    let Some(&[before, log_before]) = sums else { return Ok(vec![mixed, log_total]) };
+    // This is log(exp(a) + exp(b)), from the greater.
+    let highest = builder.binary(BinaryKind::Maximum, log_before, log_total)?;
+    let share = |builder: &mut GraphBuilder, log: Value| {
+        let distance = builder.sub(log, highest)?;
+        builder.unary(UnaryKind::Exponential, distance)
+    };
+    let (old, new) = (share(builder, log_before)?, share(builder, log_total)?);
+    let total = builder.add(old, new)?;
+    let dims = builder.ty(mixed).dims.clone();
+    let leading: SmallVec<[usize; 6]> = (0..dims.len() - 1).collect();
+    let mut weighted = |weight: Value, part: Value| {
+        let weight = builder.div(weight, total)?;
+        let weight = builder.broadcast(weight, &dims, &leading)?;
+        builder.mul(part, weight)
+    };
+    let (old, new) = (weighted(old, before)?, weighted(new, mixed)?);
+    let mixed = builder.add(old, new)?;
+    let log_sum = builder.unary(UnaryKind::Log, total)?;
+    let log_total = builder.add(highest, log_sum)?;
+    Ok(vec![mixed, log_total])
 }
 
 /// The sums of all rounds of an op whose keys lie over the devices of a group.
-fn around(rounds: &impl Rounds, context: &mut PartitionContext<'_>, group: Group) -> Result<Vec<Value>, OpError> {
+fn around(
+    context: &mut PartitionContext<'_>,
+    group: Group,
+    travelling_sums: usize,
+    round: &Round<'_>,
+) -> Result<Vec<Value>, OpError> {
     let (staying, travelling) = parted(context);
-    Ring { group, rounds }.run(context.builder, &staying, &travelling)
+    Ring { group, round, travelling_sums }.run(context.builder, &staying, &travelling)
 }
 
 /// An attention whose keys lie over the devices of a group, on one of them.
 pub(super) fn attention(form: AttentionForm, context: &mut PartitionContext<'_>, group: Group) -> Result<(), OpError> {
-    let sums = around(&Forward(form.of_parts()), context, group)?;
+    let form = form.of_parts();
+    let sums = around(context, group, 0, &|builder, operands, sums| forward(form, builder, operands, sums))?;
     let mixed = context.builder.convert(sums[0], context.operand_type(0).dtype)?;
     context.push_result(mixed);
     context.push_result(sums[1]);
     Ok(())
 }
 
-/// The gradient of an attention whose keys lie over the devices of a group, on one of them.
+/// The gradient of an attention whose keys lie over the devices of a group, on one of them. The sums of a round are the
+/// cotangents of queries, and of the keys and values that are here.
 pub(super) fn gradient(form: AttentionForm, context: &mut PartitionContext<'_>, group: Group) -> Result<(), OpError> {
-    let sums = around(&Backward(form.of_parts()), context, group)?;
+    let op = AttentionGradient(form.of_parts());
+    let sums = around(context, group, 2, &|builder, operands, sums| {
+        let found = builder.push(op.clone(), operands)?;
+        let Some(sums) = sums else { return Ok(found.to_vec()) };
+        found.iter().zip(sums).map(|(&new, &sum)| builder.add(sum, new)).collect()
+    })?;
     sums.into_iter().for_each(|sum| context.push_result(sum));
     Ok(())
 }

@@ -29,28 +29,25 @@ pub struct BatchContext<'a> {
     pub axis_name: Name,
     pub(crate) operands: &'a [Batched],
     pub(crate) results: SmallVec<[Batched; 2]>,
-    /// How a definition is batched.
     pub(crate) definition: &'a BatchDefinition<'a>,
 }
 
 impl BatchContext<'_> {
-    /// Number of operands.
-    pub fn operand_count(&self) -> usize {
+    pub(crate) fn operand_count(&self) -> usize {
         self.operands.len()
     }
 
     /// An operand, with a leading batch dimension if it [is batched](BatchContext::is_batched).
-    pub fn operand(&self, index: usize) -> Value {
+    pub(crate) fn operand(&self, index: usize) -> Value {
         self.operands[index].value
     }
 
     /// Whether an operand differs between examples.
-    pub fn is_batched(&self, index: usize) -> bool {
+    pub(crate) fn is_batched(&self, index: usize) -> bool {
         self.operands[index].batched
     }
 
-    /// The type of an operand of one example.
-    pub fn example_type(&self, index: usize) -> TensorType {
+    pub(crate) fn example_type(&self, index: usize) -> TensorType {
         let mut ty = self.builder.ty(self.operands[index].value).clone();
         if self.operands[index].batched {
             ty.dims.remove(0);
@@ -59,24 +56,18 @@ impl BatchContext<'_> {
     }
 
     /// An operand with the batch dimension, repeated along it if it is the same for all examples.
-    ///
-    /// # Errors
-    /// The batch would have more bytes than can be addressed.
-    pub fn aligned(&mut self, index: usize) -> Result<Value, OpError> {
+    pub(crate) fn aligned(&mut self, index: usize) -> Result<Value, OpError> {
         aligned(self.builder, self.operands[index], self.size)
     }
 
     /// States the next result.
-    pub fn push_result(&mut self, value: Value, batched: bool) {
+    pub(crate) fn push_result(&mut self, value: Value, batched: bool) {
         self.results.push(Batched { value, batched });
     }
 
     /// States the results of `op`, applied to `operands`, as the next results, with the batch as their leading
     /// dimension.
-    ///
-    /// # Errors
-    /// The op refuses the operands.
-    pub fn apply(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<(), OpError> {
+    pub(crate) fn apply(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<(), OpError> {
         let results = self.builder.push(op, operands)?;
         self.results.extend(results.into_iter().map(|value| Batched { value, batched: true }));
         Ok(())
@@ -87,20 +78,14 @@ impl BatchContext<'_> {
     /// holds every op to this.
     ///
     /// [`FactorRule::batched`]: crate::ops::FactorRule::batched
-    ///
-    /// # Errors
-    /// The op refuses the batched operands.
-    pub fn all(&mut self, op: impl Into<Op>) -> Result<(), OpError> {
+    pub(crate) fn all(&mut self, op: impl Into<Op>) -> Result<(), OpError> {
         let operands =
             (0..self.operands.len()).map(|index| self.aligned(index)).collect::<Result<SmallVec<[Value; 4]>, _>>()?;
         self.apply(op, &operands)
     }
 
     /// The rule of an op with one result that other ops can express: `definition` makes the result for one example.
-    ///
-    /// # Errors
-    /// An op of the definition refuses its operands, or its batched ones.
-    pub fn by_definition(
+    pub(crate) fn by_definition(
         &mut self,
         definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Value, OpError>,
     ) -> Result<(), OpError> {

@@ -17,28 +17,26 @@ pub(crate) type PushForward =
 /// The accessors of a node's values that the contexts of both modes have.
 macro_rules! node_values {
     () => {
-        /// Number of operands.
-        pub fn operand_count(&self) -> usize {
+        pub(crate) fn operand_count(&self) -> usize {
             self.operands.len()
         }
 
         /// An operand's value in the forward pass.
-        pub fn operand(&self, index: usize) -> Value {
+        pub(crate) fn operand(&self, index: usize) -> Value {
             self.operands[index]
         }
 
         /// The type of an operand, which is that of its cotangent or tangent.
-        pub fn operand_type(&self, index: usize) -> &TensorType {
+        pub(crate) fn operand_type(&self, index: usize) -> &TensorType {
             self.builder.ty(self.operands[index])
         }
 
         /// A result's value in the forward pass.
-        pub fn result(&self, index: usize) -> Value {
+        pub(crate) fn result(&self, index: usize) -> Value {
             self.results[index]
         }
 
-        /// The error of an op without a derivative.
-        pub fn not_differentiable(&self, op: &'static str) -> OpError {
+        pub(crate) fn not_differentiable(&self, op: &'static str) -> OpError {
             OpError::new(op, TypeError::NotDifferentiable, self.operand_types(), self.builder.origin())
         }
 
@@ -46,7 +44,6 @@ macro_rules! node_values {
             self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect()
         }
 
-        /// Returns the graph of a definition over the operands.
         fn graph_of(
             &self,
             definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
@@ -65,7 +62,6 @@ pub struct VjpContext<'a> {
     pub(crate) cotangents: &'a [Option<Value>],
     pub(crate) needs: &'a [bool],
     pub(crate) gradients: &'a mut [Option<Value>],
-    /// How a definition is differentiated.
     pub(crate) definition: PullBack,
 }
 
@@ -73,17 +69,17 @@ impl VjpContext<'_> {
     node_values!();
 
     /// The cotangent of a result; `None` where no gradient flows into it.
-    pub fn cotangent(&self, index: usize) -> Option<Value> {
+    pub(crate) fn cotangent(&self, index: usize) -> Option<Value> {
         self.cotangents[index]
     }
 
     /// Whether the cotangent of an operand is needed.
-    pub fn needs(&self, index: usize) -> bool {
+    pub(crate) fn needs(&self, index: usize) -> bool {
         self.needs[index]
     }
 
     /// States the cotangent of an operand. It is ignored if it is not needed.
-    pub fn set(&mut self, index: usize, gradient: Value) {
+    pub(crate) fn set(&mut self, index: usize, gradient: Value) {
         if self.needs[index] {
             self.gradients[index] = Some(gradient);
         }
@@ -91,10 +87,7 @@ impl VjpContext<'_> {
 
     /// The rule of an op with one result, in which only the first operand has a gradient. `rule` makes the operand's
     /// cotangent from the result's, if the result has one.
-    ///
-    /// # Errors
-    /// Any error of the rule.
-    pub fn pull_back(
+    pub(crate) fn pull_back(
         &mut self,
         rule: impl FnOnce(&mut GraphBuilder, Value) -> Result<Value, OpError>,
     ) -> Result<(), OpError> {
@@ -105,10 +98,7 @@ impl VjpContext<'_> {
     }
 
     /// States the cotangent of an operand, which is made only if it is needed.
-    ///
-    /// # Errors
-    /// Any error of making the cotangent.
-    pub fn set_with(
+    pub(crate) fn set_with(
         &mut self,
         index: usize,
         gradient: impl FnOnce(&mut GraphBuilder) -> Result<Value, OpError>,
@@ -120,10 +110,7 @@ impl VjpContext<'_> {
     }
 
     /// The rule of an op that other ops can express: `definition` makes its results, and is differentiated.
-    ///
-    /// # Errors
-    /// An op of the definition refuses its operands, or is not differentiable.
-    pub fn by_definition(
+    pub(crate) fn by_definition(
         &mut self,
         definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
     ) -> Result<(), OpError> {
@@ -142,7 +129,6 @@ pub struct JvpContext<'a> {
     pub(crate) results: &'a [Value],
     pub(crate) tangents: &'a [Option<Value>],
     pub(crate) found: &'a mut [Option<Value>],
-    /// How a definition is differentiated.
     pub(crate) definition: PushForward,
 }
 
@@ -150,10 +136,7 @@ impl JvpContext<'_> {
     node_values!();
 
     /// The rule of an op that other ops can express: `definition` makes its results, and is differentiated.
-    ///
-    /// # Errors
-    /// An op of the definition refuses its operands, or is not differentiable.
-    pub fn by_definition(
+    pub(crate) fn by_definition(
         &mut self,
         definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
     ) -> Result<(), OpError> {
@@ -164,20 +147,15 @@ impl JvpContext<'_> {
     }
 
     /// The tangent of an operand; `None` for zero.
-    pub fn tangent(&self, index: usize) -> Option<Value> {
+    pub(crate) fn tangent(&self, index: usize) -> Option<Value> {
         self.tangents[index]
     }
 
-    /// States the tangent of a result.
-    pub fn set(&mut self, result: usize, tangent: Value) {
+    pub(crate) fn set(&mut self, result: usize, tangent: Value) {
         self.found[result] = Some(tangent);
     }
 
-    /// Adds to the tangent of a result.
-    ///
-    /// # Errors
-    /// The tangents have different types.
-    pub fn add(&mut self, result: usize, tangent: Value) -> Result<(), OpError> {
+    pub(crate) fn add(&mut self, result: usize, tangent: Value) -> Result<(), OpError> {
         self.found[result] = Some(match self.found[result] {
             Some(sum) => self.builder.add(sum, tangent)?,
             None => tangent,
@@ -186,10 +164,7 @@ impl JvpContext<'_> {
     }
 
     /// The rule of an op that is linear in the operands that its [facts](crate::ops::Facts::linear) name.
-    ///
-    /// # Errors
-    /// The op refuses the tangents, which have the operands' types; or it is not linear.
-    pub fn linear(&mut self, op: &(impl Primitive + Clone + Into<Op>)) -> Result<(), OpError> {
+    pub(crate) fn linear(&mut self, op: &(impl Primitive + Clone + Into<Op>)) -> Result<(), OpError> {
         let count = self.operands.len();
         match op.facts().linear {
             Linear::Together(operands) | Linear::OfFloats(operands) => self.linear_in(op.clone(), &operands.of(count)),
@@ -203,10 +178,7 @@ impl JvpContext<'_> {
     /// The rule of an op that is linear in the operands listed, taken together, while the others are held fixed: the op
     /// itself, applied to their tangents. It may be called several times for an op that is linear in each of several
     /// groups.
-    ///
-    /// # Errors
-    /// The op refuses the tangents, which have the operands' types.
-    pub fn linear_in(&mut self, op: impl Into<Op>, operands: &[usize]) -> Result<(), OpError> {
+    pub(crate) fn linear_in(&mut self, op: impl Into<Op>, operands: &[usize]) -> Result<(), OpError> {
         if operands.iter().all(|&index| self.tangents[index].is_none()) {
             return Ok(());
         }

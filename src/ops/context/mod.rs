@@ -10,5 +10,5 @@ pub use batch::{BatchContext, Batched};
 pub(crate) use batch::{aligned, batch_in_front};
 pub use emit::{ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId};
 pub use gradient::{JvpContext, VjpContext};
-pub(crate) use partition::PartitionPorts;
-pub use partition::{PartitionContext, Stretch};
+pub use partition::PartitionContext;
+pub(crate) use partition::{PartitionPorts, Stretch};

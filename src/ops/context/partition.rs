@@ -30,7 +30,7 @@ pub(crate) struct PartitionPorts<'a> {
 
 /// The stretch of a dimension that each device wants: `size` elements from `first + rank * step` on.
 #[derive(Clone, Copy, Debug)]
-pub struct Stretch {
+pub(crate) struct Stretch {
     /// Where the stretch of rank 0 begins.
     pub first: i64,
     /// Distance between the beginnings at neighbouring ranks.
@@ -60,75 +60,61 @@ impl<'a> PartitionContext<'a> {
     }
 
     /// This device's part of an operand.
-    pub fn operand(&self, index: usize) -> Value {
+    pub(crate) fn operand(&self, index: usize) -> Value {
         self.ports.operands[index]
     }
 
-    /// The type of a whole operand.
-    pub fn operand_type(&self, index: usize) -> &TensorType {
+    pub(crate) fn operand_type(&self, index: usize) -> &TensorType {
         self.ports.operand_types[index]
     }
 
     /// The dimensions of this device's part of an operand.
-    pub fn operand_dims(&self, index: usize) -> Dims {
+    pub(crate) fn operand_dims(&self, index: usize) -> Dims {
         self.builder.ty(self.ports.operands[index]).dims.clone()
     }
 
     /// The mesh axes that a dimension of an operand is split over, major to minor.
-    pub fn operand_axes(&self, index: usize, dim: usize) -> Axes {
+    pub(crate) fn operand_axes(&self, index: usize, dim: usize) -> Axes {
         self.ports.operand_specs[index].dim(dim).into()
     }
 
-    /// The type of a whole result.
-    pub fn result_type(&self, index: usize) -> &TensorType {
-        self.ports.result_types[index]
-    }
-
     /// The dimensions of this device's part of a result.
-    pub fn result_dims(&self, index: usize) -> &Dims {
+    pub(crate) fn result_dims(&self, index: usize) -> &Dims {
         &self.ports.result_dims[index]
     }
 
     /// The mesh axes that a dimension of a result is split over, major to minor.
-    pub fn result_axes(&self, index: usize, dim: usize) -> Axes {
+    pub(crate) fn result_axes(&self, index: usize, dim: usize) -> Axes {
         self.ports.result_specs[index].dim(dim).into()
     }
 
     /// States the results of `op`, applied to the parts of all operands, as the next results.
-    ///
-    /// # Errors
-    /// The op refuses the parts.
-    pub fn apply(&mut self, op: impl Into<Op>) -> Result<(), OpError> {
+    pub(crate) fn apply(&mut self, op: impl Into<Op>) -> Result<(), OpError> {
         self.apply_to(op, self.ports.operands)
     }
 
     /// States the results of `op`, applied to values of this device, as the next results.
-    ///
-    /// # Errors
-    /// The op refuses them.
-    pub fn apply_to(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<(), OpError> {
+    pub(crate) fn apply_to(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<(), OpError> {
         let results = self.builder.push(op, operands)?;
         self.results.extend(results);
         Ok(())
     }
 
-    /// Number of operands.
-    pub fn operand_count(&self) -> usize {
+    pub(crate) fn operand_count(&self) -> usize {
         self.ports.operands.len()
     }
 
-    /// Whether a local value is known to be zero.
-    pub fn is_zero(&self, value: Value) -> bool {
+    pub(crate) fn is_zero(&self, value: Value) -> bool {
         self.builder.graph().is_zero(value)
     }
 
     /// States the next result.
-    pub fn push_result(&mut self, value: Value) {
+    pub(crate) fn push_result(&mut self, value: Value) {
         self.results.push(value);
     }
 
     /// The devices along some axes.
-    pub fn group(&self, axes: &[MeshAxis]) -> Group {
+    pub(crate) fn group(&self, axes: &[MeshAxis]) -> Group {
         Group::new(self.mesh, axes)
     }
 }

@@ -454,45 +454,25 @@ impl Primitive for Binary {
         Ok(())
     }
 
-    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.simple(self.name());
-    }
+    rules!(factors: pointwise, batch: unchanged, partition: unchanged, emit: simple);
 }
 
-/// The relations of [`Compare`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Direction {
-    /// Equal.
-    Eq,
-    /// Not equal.
-    Ne,
-    /// Greater or equal.
-    Ge,
-    /// Greater.
-    Gt,
-    /// Less or equal.
-    Le,
-    /// Less.
-    Lt,
-}
-
-impl Direction {
-    /// Every relation.
-    pub const ALL: [Direction; 6] =
-        [Direction::Eq, Direction::Ne, Direction::Ge, Direction::Gt, Direction::Le, Direction::Lt];
-
-    /// HLO's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Direction::Eq => "EQ",
-            Direction::Ne => "NE",
-            Direction::Ge => "GE",
-            Direction::Gt => "GT",
-            Direction::Le => "LE",
-            Direction::Lt => "LT",
-        }
+meshloom_hlo::words! {
+    /// The relations of [`Compare`], by HLO's names.
+    #[derive(PartialOrd, Ord)]
+    pub enum Direction {
+        /// Equal.
+        Eq = "EQ",
+        /// Not equal.
+        Ne = "NE",
+        /// Greater or equal.
+        Ge = "GE",
+        /// Greater.
+        Gt = "GT",
+        /// Less or equal.
+        Le = "LE",
+        /// Less.
+        Lt = "LT",
     }
 }
 
@@ -500,7 +480,7 @@ impl Direction {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Compare(pub Direction);
 
-crate::ir::word_attribute!(Direction, Direction::ALL, |direction| direction.name());
+crate::ir::word_attribute!(Direction);
 crate::ir::op_text!(Compare = "compare" { 0: bare });
 
 impl Primitive for Compare {
@@ -553,11 +533,7 @@ impl Primitive for Select {
         context.set_with(2, |builder| builder.push1(Select, &[chosen, zero, ct]))
     }
 
-    rules!(jvp: linear, factors: pointwise, batch: unchanged, partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.simple(self.name());
-    }
+    rules!(jvp: linear, factors: pointwise, batch: unchanged, partition: unchanged, emit: simple);
 }
 
 /// Converts every element to another type: rounding to nearest even, integers truncated towards zero.
@@ -572,9 +548,8 @@ impl Primitive for Convert {
         Ok(one(operands[0].with_dtype(self.0)))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::ELEMENTWISE.linear(Linear::OfFloats(Operands::All))
-    }
+    rules!(facts = Facts::ELEMENTWISE.linear(Linear::OfFloats(Operands::All)));
+    rules!(factors: pointwise, batch: unchanged, partition: unchanged, emit: simple);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let dtype = context.operand_type(0).dtype;
@@ -584,12 +559,6 @@ impl Primitive for Convert {
     fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
         // An integer has no tangent, neither as operand nor as result.
         if self.0.is_float() { context.linear(self) } else { Ok(()) }
-    }
-
-    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.simple(self.name());
     }
 }
 
@@ -614,8 +583,5 @@ impl Primitive for BitcastConvert {
     }
 
     rules!(facts: ELEMENTWISE, derivatives: refused, factors: pointwise, batch: unchanged, partition: unchanged);
-
-    fn emit(&self, context: &mut dyn EmitContext) {
-        context.simple(self.name());
-    }
+    rules!(emit: simple);
 }

@@ -103,7 +103,6 @@ pub struct Ledger {
 /// The names that filters may use.
 #[derive(Debug, Default)]
 struct Names {
-    /// The mesh as text.
     mesh: String,
     axes: Vec<String>,
     /// The scopes of all nodes, whether they communicate or not.

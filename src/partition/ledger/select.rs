@@ -9,25 +9,14 @@ use crate::ir::Phase;
 
 /// The reason why a ledger has no answer.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
 pub enum LedgerError {
     /// A filter names an axis that the mesh does not have.
     #[error("the mesh {mesh:?} has no axis {axis:?}{suggestion}")]
-    UnknownAxis {
-        /// The mesh as text.
-        mesh: String,
-        /// The name asked for.
-        axis: String,
-        /// Empty, or a nearby name.
-        suggestion: String,
-    },
+    UnknownAxis { mesh: String, axis: String, suggestion: String },
     /// A filter names a scope that no node of the program is in.
     #[error("no node of the program is in a scope {scope:?}{suggestion}")]
-    UnknownScope {
-        /// The scope asked for.
-        scope: String,
-        /// Empty, or a nearby name.
-        suggestion: String,
-    },
+    UnknownScope { scope: String, suggestion: String },
     /// XLA partitions the program, so its collectives are not known before it is compiled.
     #[error(
         "XLA partitions this program: what it needs is known once it is compiled; use partition mode \"explicit\", or read \

@@ -41,7 +41,6 @@ macro_rules! rules {
 }
 use rules;
 
-/// The rules for nodes with an op.
 fn rules_of(op: &Op) -> &'static [Rule] {
     match op {
         Op::Binary(op) => match op.0 {

@@ -73,16 +73,8 @@ impl Walk {
             return Values::from_slice(&[value]);
         }
         let sets = self.sets_of(&operands);
-        let mut op = node.op().clone();
-        if op.as_primitive().is_none() {
-            let mut bodies = Varying.through(&op, &sets).inputs.into_iter();
-            let rewritten = op.map_regions(|body| match bodies.next() {
-                Some(inputs) if inputs.len() == body.inputs().len() => rewrite(body, &inputs).into(),
-                // The body does not run.
-                _ => body.clone(),
-            });
-            op = rewritten.unwrap_or(op);
-        }
+        let op = Varying.map_bodies(node.op(), &sets, |body, inputs| rewrite(body, &inputs).into());
+        let op = op.unwrap_or_else(|| node.op().clone());
         let types = node.results().map(|value| graph.ty(value).clone());
         self.sets.extend(Varying.results(&op, &sets, node.results().len()));
         self.readers.resize(self.sets.len(), 0);
@@ -209,7 +201,6 @@ struct Term {
     rest: Option<Value>,
     reduction: Op,
     operand: Value,
-    /// The origin of the reduction.
     origin: Origin,
 }
 

@@ -41,10 +41,7 @@ fn combine(graph: &Graph, [limit, all_reduces]: [u64; 2], bodies: &mut BodyCache
         let key = Key::of(graph, node, all_reduces);
         match key.and_then(|key| alike.get(&key)).filter(|nodes| nodes.len() > 1) {
             Some(nodes) => walk.join(node, nodes, limit),
-            None => {
-                let op = bodies.transform_op(node.op(), |body, bodies| combine(body, [limit, all_reduces], bodies));
-                walk.copy(node, op);
-            }
+            None => bodies.copy(&mut walk.copy, node, |body, bodies| combine(body, [limit, all_reduces], bodies)),
         }
     }
     walk.copy.finish()
@@ -97,11 +94,6 @@ struct Walk<'g> {
 }
 
 impl Walk<'_> {
-    fn copy(&mut self, node: NodeRef<'_>, op: Option<Op>) {
-        self.done[node.id.index()] = true;
-        self.copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
-    }
-
     /// Pushes a collective together with those of `alike` that can join it.
     fn join(&mut self, first: NodeRef<'_>, alike: &[Node], limit: u64) {
         let mut members: SmallVec<[Node; 8]> = SmallVec::from_slice(&[first.id]);
@@ -117,7 +109,8 @@ impl Walk<'_> {
             }
             let Some(needed) = self.needed(other) else { continue };
             for node in needed {
-                self.copy(self.graph.node(node), None);
+                self.done[node.index()] = true;
+                self.copy.node(self.graph.node(node));
             }
             self.done[other.id.index()] = true;
             total += size;

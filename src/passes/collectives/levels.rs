@@ -2,7 +2,8 @@
 
 use meshloom_hlo::mesh::{Mesh, MeshAxis, axes_along_slice};
 
-use crate::ir::{BodyCache, Graph, GraphCopy, NodeRef, Values};
+use super::replaced;
+use crate::ir::{BodyCache, Graph, NodeRef};
 use crate::ops::{AllGather, Group, Op, ReduceScatter};
 use crate::pjrt::SliceLevels;
 
@@ -37,19 +38,10 @@ impl<'a> CollectiveLevels<'a> {
 
     /// The graph of one device with its collectives in levels; `mesh` has axes that were cut.
     pub fn write(&self, graph: &Graph, mesh: &Mesh) -> Graph {
-        self.run(graph, mesh, &mut BodyCache::default())
-    }
-
-    fn run(&self, graph: &Graph, mesh: &Mesh, bodies: &mut BodyCache) -> Graph {
-        let mut copy = GraphCopy::with_inputs(graph);
-        for node in graph.nodes() {
-            let in_levels = self.levels(node, graph, mesh).and_then(|ops| push_all(&mut copy, node, ops));
-            if in_levels.is_none() {
-                let op = bodies.transform_op(node.op(), |body, bodies| self.run(body, mesh, bodies));
-                copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
-            }
-        }
-        copy.finish()
+        replaced(graph, &mut BodyCache::default(), &|copy, node| {
+            let (ops, operands) = (self.levels(node, copy.source, mesh)?, copy.operands(node));
+            ops.into_iter().try_fold(operands, |values, op| copy.builder.push(op, &values).ok())
+        })
     }
 
     /// The collectives that replace one, in their order.
@@ -94,17 +86,4 @@ impl<'a> CollectiveLevels<'a> {
     fn crosses(&self, group: &Group, mesh: &Mesh) -> bool {
         group.axes.iter().any(|&axis| self.crossing.iter().any(|name| name == mesh.parent_name(axis)))
     }
-}
-
-/// Adds collectives, each applied to the result of the one before.
-fn push_all(copy: &mut GraphCopy<'_>, node: NodeRef<'_>, ops: Vec<Op>) -> Option<()> {
-    let mut values: Values = node.operands().iter().map(|&value| copy.map.get(value)).collect();
-    let outer = copy.builder.origin();
-    copy.builder.set_origin(node.origin());
-    for op in ops {
-        values = copy.builder.push(op, &values).ok()?;
-    }
-    copy.builder.set_origin(outer);
-    node.results().zip(values).for_each(|(old, new)| copy.map.set(old, new));
-    Some(())
 }

@@ -1,15 +1,5 @@
 //! Rewrites of collectives, for partitioned graphs.
 //!
-//! | pass | what it does |
-//! |---|---|
-//! | [`cancel_collectives`] | takes out collectives that undo each other, and does two reductions as one |
-//! | [`hoist_gathers`] | gathers what a scan does not change once, in front of it, within a bound |
-//! | [`collective_matmul`] | cuts products beside all-gathers and reduce-scatters, and sends while it multiplies |
-//! | [`pack_collectives`] | makes one transfer of all that can run beside a loop, within a bound |
-//! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
-//! | [`CollectiveLevels`] | makes several collectives of one over several dimensions of a TPU's slice |
-//! | [`collectives_by_process`] | makes collectives within processes and between them of those that have both |
-//!
 //! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
 //! `while`: devices may take different branches and numbers of iterations, and a device that skips a collective blocks
 //! all others. A collective may move out of a scan, whose length is the same everywhere, and within one graph, since no
@@ -32,11 +22,31 @@ pub use matmul::{CollectiveMatmul, collective_matmul};
 pub use pack::pack_collectives;
 pub use processes::collectives_by_process;
 
-use super::contains_loop;
 use super::rewrite::{Bound, Rewrite};
-use crate::ir::Graph;
+use crate::ir::{BodyCache, Graph, GraphCopy, NodeRef, Values};
 
 const MIB: u64 = 1 << 20;
+
+/// Copies a graph and its bodies. `write` pushes other collectives in the place of a node and returns their results, or
+/// declines.
+fn replaced(
+    graph: &Graph,
+    bodies: &mut BodyCache,
+    write: &dyn Fn(&mut GraphCopy<'_>, NodeRef<'_>) -> Option<Values>,
+) -> Graph {
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        let outer = copy.builder.origin();
+        copy.builder.set_origin(node.origin());
+        let written = write(&mut copy, node);
+        copy.builder.set_origin(outer);
+        match written {
+            Some(values) => node.results().zip(values).for_each(|(old, new)| copy.map.set(old, new)),
+            None => bodies.copy(&mut copy, node, |body, bodies| replaced(body, bodies, write)),
+        }
+    }
+    copy.finish()
+}
 
 /// The memory that the rewrites may spend on fewer collectives, and the places where they may cut products for their
 /// sake.
@@ -85,11 +95,6 @@ impl Default for CollectiveLimits {
 /// Gathers values that no iteration of a scan changes once, in front of it: as many as fit into `limit` bytes for each
 /// loop, in the order of the body. The nodes that make a gather's operand move along. Recomputation stays where it is:
 /// its purpose is to hold nothing.
-pub fn hoist_gathers(graph: &Graph, limit: u64) -> Graph {
-    if contains_loop(graph) { hoisting(limit).run(graph) } else { graph.clone() }
-}
-
-/// The walk that [`hoist_gathers`] runs.
 pub(crate) fn hoisting(limit: u64) -> Rewrite {
     Rewrite { hoist: Some(Bound::Gathers(limit)), ..Rewrite::NOTHING }
 }

@@ -3,10 +3,7 @@
 use rustc_hash::FxHashSet;
 
 use crate::ir::{BodyCache, DType, Graph, GraphBuilder, GraphCopy, NodeRef, Phase, TensorType, Value};
-use crate::ops::{
-    AllGather, Barrier, Concatenate, Devices, Group, Op, Pad, PadDim, ReduceScatter, Reshape, Slice, SliceDim,
-    Transpose,
-};
+use crate::ops::{AllGather, Barrier, Concatenate, Devices, Group, Op, ReduceScatter, Transpose};
 use meshloom_hlo::CollectiveKind;
 
 /// The lanes of a TPU's vector unit: a row of a buffer has a multiple of them.
@@ -212,8 +209,7 @@ fn write_beside<'g>(
 }
 
 fn write_node<'g>(copy: &mut GraphCopy<'g>, node: NodeRef<'g>, limit: u64, bodies: &mut BodyCache) {
-    let op = bodies.transform_op(node.op(), |body, bodies| pack(body, limit, bodies));
-    copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
+    bodies.copy(copy, node, |body, bodies| pack(body, limit, bodies));
 }
 
 /// A buffer that was exchanged: parts that stand one below the other, each of whole rows.
@@ -243,13 +239,13 @@ fn exchange(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>]) -> Exchanged {
             value = parts_first(builder, value, member.dim, before);
         }
         if size < rows * columns {
-            value = reshape(builder, value, ty(&[before, size]));
-            value = pad(builder, value, rows * columns - size);
+            value = builder.reshape_to(value, ty(&[before, size]));
+            value = builder.zeros_around(value, 1, 0, rows * columns - size);
         }
-        parts.push(reshape(builder, value, ty(&[before, rows, columns])));
+        parts.push(builder.reshape_to(value, ty(&[before, rows, columns])));
     }
     let joined = builder.push_typed(Concatenate { axis: 1 }.into(), &parts, [ty(&[before, all_rows, columns])])[0];
-    let buffer = reshape(builder, joined, ty(&[before * all_rows, columns]));
+    let buffer = builder.reshape_to(joined, ty(&[before * all_rows, columns]));
     let group = first.group.clone();
     let op: Op =
         if first.gathers { AllGather { group, dim: 0 }.into() } else { ReduceScatter { group, dim: 0 }.into() };
@@ -267,19 +263,19 @@ fn take_apart(copy: &mut GraphCopy<'_>, pack: &[Transfer<'_>], exchanged: &Excha
     let ty = |dims: &[usize]| TensorType::new(dtype, dims);
     copy.builder.set_origin(first.node.origin());
     let builder = &mut copy.builder;
-    let moved = reshape(builder, buffer, ty(&[after, rows.iter().sum(), columns]));
+    let moved = builder.reshape_to(buffer, ty(&[after, rows.iter().sum(), columns]));
     let mut start = 0;
     for (member, &rows) in pack.iter().zip(rows) {
         let part = member.part(graph);
-        let mut value = slice(builder, moved, 1, start..start + rows);
+        let mut value = builder.slice_dim(moved, 1, start..start + rows);
         start += rows;
         if part.element_count() < rows * columns {
-            value = reshape(builder, value, ty(&[after, rows * columns]));
-            value = slice(builder, value, 1, 0..part.element_count());
+            value = builder.reshape_to(value, ty(&[after, rows * columns]));
+            value = builder.slice_dim(value, 1, 0..part.element_count());
         }
         value = match first.gathers {
             true => parts_into(builder, value, part, member.dim, after),
-            false => reshape(builder, value, part.clone()),
+            false => builder.reshape_to(value, part.clone()),
         };
         copy.map.set(member.result, value);
     }
@@ -304,7 +300,7 @@ fn parts_first(builder: &mut GraphBuilder, value: Value, dim: usize, count: usiz
     cut.dims[dim] /= count;
     cut.dims.insert(dim, count);
     let rank = cut.rank();
-    let value = reshape(builder, value, cut);
+    let value = builder.reshape_to(value, cut);
     let order: Vec<usize> = std::iter::once(dim).chain((0..rank).filter(|&other| other != dim)).collect();
     transpose(builder, value, &order)
 }
@@ -315,16 +311,9 @@ fn parts_into(builder: &mut GraphBuilder, value: Value, part: &TensorType, dim: 
     stacked.dims.insert(0, count);
     whole.dims[dim] *= count;
     let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..stacked.rank()).collect();
-    let value = reshape(builder, value, stacked);
+    let value = builder.reshape_to(value, stacked);
     let value = transpose(builder, value, &order);
-    reshape(builder, value, whole)
-}
-
-fn reshape(builder: &mut GraphBuilder, value: Value, ty: TensorType) -> Value {
-    if *builder.ty(value) == ty {
-        return value;
-    }
-    builder.push_typed(Reshape { dims: ty.dims.clone() }.into(), &[value], [ty])[0]
+    builder.reshape_to(value, whole)
 }
 
 fn transpose(builder: &mut GraphBuilder, value: Value, order: &[usize]) -> Value {
@@ -334,23 +323,4 @@ fn transpose(builder: &mut GraphBuilder, value: Value, order: &[usize]) -> Value
     let ty = builder.ty(value);
     let moved = TensorType { dtype: ty.dtype, dims: order.iter().map(|&from| ty.dims[from]).collect() };
     builder.push_typed(Transpose { permutation: order.into() }.into(), &[value], [moved])[0]
-}
-
-/// Takes a range of a dimension.
-fn slice(builder: &mut GraphBuilder, value: Value, dim: usize, range: std::ops::Range<usize>) -> Value {
-    let mut ty = builder.ty(value).clone();
-    let whole = |&size: &usize| SliceDim { start: 0, limit: size, stride: 1 };
-    let mut ranges: Vec<SliceDim> = ty.dims.iter().map(whole).collect();
-    ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
-    ty.dims[dim] = range.len();
-    builder.push_typed(Slice { ranges: ranges.into() }.into(), &[value], [ty])[0]
-}
-
-/// Adds zeros behind each row of a matrix.
-fn pad(builder: &mut GraphBuilder, matrix: Value, more: usize) -> Value {
-    let mut ty = builder.ty(matrix).clone();
-    let zero = builder.splat(TensorType::scalar(ty.dtype), 0.0);
-    let padding = [PadDim::NONE, PadDim { low: 0, high: more as i64, interior: 0 }];
-    ty.dims[1] += more;
-    builder.push_typed(Pad { padding: padding.into() }.into(), &[matrix, zero], [ty])[0]
 }

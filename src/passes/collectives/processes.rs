@@ -2,7 +2,8 @@
 
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
-use crate::ir::{BodyCache, Graph, GraphCopy, NodeRef, OpError, TensorType, Value, Values};
+use super::replaced;
+use crate::ir::{BodyCache, Graph, GraphBuilder, OpError, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, AllToAll, Group, Op, ReduceKind, ReduceScatter, Reshape};
 
 /// Cuts each collective whose group has several devices in each of several processes into some that stay within a
@@ -13,12 +14,13 @@ use crate::ops::{AllGather, AllReduce, AllToAll, Group, Op, ReduceKind, ReduceSc
 /// The idea is that of hierarchical collectives, as in NCCL's trees and MPI libraries: the slow link sees each byte
 /// once.
 pub fn collectives_by_process(graph: &Graph, mesh: &Mesh, processes: usize) -> Graph {
-    ByProcess { mesh, processes }.run(graph, &mut BodyCache::default())
-}
-
-struct ByProcess<'a> {
-    mesh: &'a Mesh,
-    processes: usize,
+    // A collective that cannot be written is a defect. It then stays, and emission says that it is neither within a
+    // process nor between processes.
+    replaced(graph, &mut BodyCache::default(), &|copy, node| {
+        let (levels, operands) = (levels(node.op(), mesh, processes)?, copy.operands(node));
+        let mut writer = Writer { builder: &mut copy.builder, levels: &levels };
+        operands.into_iter().map(|operand| writer.collective(node.op(), operand).ok()).collect()
+    })
 }
 
 /// The part of a group along axes that all cross processes, or all stay within one.
@@ -27,57 +29,29 @@ struct Level {
     crosses: bool,
 }
 
-impl ByProcess<'_> {
-    fn run(&self, graph: &Graph, bodies: &mut BodyCache) -> Graph {
-        let mut copy = GraphCopy::with_inputs(graph);
-        for node in graph.nodes() {
-            let done = self.levels(node.op()).and_then(|levels| self.write(&mut copy, node, &levels));
-            if done.is_none() {
-                let op = bodies.transform_op(node.op(), |body, bodies| self.run(body, bodies));
-                copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
-            }
-        }
-        copy.finish()
-    }
-
-    /// The levels of a collective's group, major to minor, if it has several.
-    fn levels(&self, op: &Op) -> Option<Vec<Level>> {
-        let group = match op {
-            Op::AllGather(AllGather { group, .. })
-            | Op::AllReduce(AllReduce { group, .. })
-            | Op::AllToAll(AllToAll { group, .. })
-            | Op::ReduceScatter(ReduceScatter { group, .. }) => group,
-            _ => return None,
-        };
-        let axes: Vec<MeshAxis> = group.axes.iter().copied().filter(|&axis| self.mesh.size(axis) > 1).collect();
-        let crosses = |axis: MeshAxis| self.mesh.crosses(axis, self.processes);
-        let runs = axes.chunk_by(|&a, &b| crosses(a) == crosses(b));
-        let levels: Vec<Level> =
-            runs.map(|axes| Level { group: Group::new(self.mesh, axes), crosses: crosses(axes[0]) }).collect();
-        (levels.len() > 1).then_some(levels)
-    }
-
-    fn write(&self, copy: &mut GraphCopy<'_>, node: NodeRef<'_>, levels: &[Level]) -> Option<()> {
-        let operands: Values = node.operands().iter().map(|&value| copy.map.get(value)).collect();
-        let outer = copy.builder.origin();
-        copy.builder.set_origin(node.origin());
-        let mut writer = Writer { copy, levels };
-        let written =
-            operands.iter().map(|&operand| writer.collective(node.op(), operand)).collect::<Result<Vec<_>, _>>();
-        copy.builder.set_origin(outer);
-        // A collective that cannot be written is a defect. It then stays, and emission says that it is neither within a
-        // process nor between processes.
-        node.results().zip(written.ok()?).for_each(|(old, new)| copy.map.set(old, new));
-        Some(())
-    }
+/// The levels of a collective's group, major to minor, if it has several.
+fn levels(op: &Op, mesh: &Mesh, processes: usize) -> Option<Vec<Level>> {
+    let group = match op {
+        Op::AllGather(AllGather { group, .. })
+        | Op::AllReduce(AllReduce { group, .. })
+        | Op::AllToAll(AllToAll { group, .. })
+        | Op::ReduceScatter(ReduceScatter { group, .. }) => group,
+        _ => return None,
+    };
+    let axes: Vec<MeshAxis> = group.axes.iter().copied().filter(|&axis| mesh.size(axis) > 1).collect();
+    let crosses = |axis: MeshAxis| mesh.crosses(axis, processes);
+    let runs = axes.chunk_by(|&a, &b| crosses(a) == crosses(b));
+    let levels: Vec<Level> =
+        runs.map(|axes| Level { group: Group::new(mesh, axes), crosses: crosses(axes[0]) }).collect();
+    (levels.len() > 1).then_some(levels)
 }
 
-struct Writer<'a, 'g> {
-    copy: &'a mut GraphCopy<'g>,
+struct Writer<'a> {
+    builder: &'a mut GraphBuilder,
     levels: &'a [Level],
 }
 
-impl Writer<'_, '_> {
+impl Writer<'_> {
     fn collective(&mut self, op: &Op, operand: Value) -> Result<Value, OpError> {
         match op {
             Op::AllGather(AllGather { dim, .. }) => self.all_gather(operand, *dim),
@@ -89,11 +63,11 @@ impl Writer<'_, '_> {
     }
 
     fn one(&mut self, op: impl Into<Op>, operand: Value) -> Result<Value, OpError> {
-        self.copy.builder.push1(op.into(), &[operand])
+        self.builder.push1(op.into(), &[operand])
     }
 
     fn ty(&self, value: Value) -> TensorType {
-        self.copy.builder.ty(value).clone()
+        self.builder.ty(value).clone()
     }
 
     /// The indices of the levels, those that cross first.

@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::{PortInfo, TensorType};
+use crate::ir::PortInfo;
 use crate::ops::{Analysis, Devices, Group, Op, ValueFacts};
 use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
@@ -76,10 +76,6 @@ impl Analysis for Varying {
         set.or(*control)
     }
 
-    fn looks_into(&self, _op: &Op) -> bool {
-        true
-    }
-
     fn transfer(&self, op: &Op, operands: &[AxisSet], result_count: usize) -> Sets {
         let facts = op.facts();
         match facts.devices {
@@ -95,10 +91,6 @@ impl Analysis for Varying {
                 group,
             ) => each(operands, |set| set.or(AxisSet::along(group))),
         }
-    }
-
-    fn of_type(&self, set: AxisSet, _ty: &TensorType) -> AxisSet {
-        set
     }
 }
 

@@ -12,7 +12,7 @@ mod number;
 use smallvec::SmallVec;
 
 use crate::ir::{Dims, Literal, TensorType};
-use crate::ops::{Op, Reduce, ReduceKind, complement};
+use crate::ops::{BinaryKind, Op, Reduce, ReduceKind, complement};
 use number::Number;
 
 /// The result of an op with one result on host values; `None` where back ends may differ, or the op is not known here.
@@ -27,7 +27,7 @@ pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
             let (bytes, width) = op.element_bytes();
             Literal::from_bytes(ty.clone(), bytes[..width].repeat(ty.element_count())).ok()
         }
-        Op::Iota(op) => by_index(ty, |index| Number::from_index(index[op.axis]).bytes(ty.dtype)),
+        Op::Iota(op) => by_index(ty, |index| Number::Integer(index[op.axis] as i128).bytes(ty.dtype)),
         Op::BroadcastInDim(op) => pick(operand(0), ty, |index, dim| index[op.mapping[dim]]),
         Op::Reshape(_) => Literal::from_bytes(ty.clone(), operand(0).bytes()).ok(),
         Op::Transpose(op) => {
@@ -170,7 +170,7 @@ fn elementwise(operands: &[&Literal], ty: &TensorType, f: impl Fn(&[Number]) -> 
 /// Folds dimensions in row-major order. Sums and products of floating-point numbers are declined: their order is the
 /// back end's.
 fn reduce(op: &Reduce, operand: &Literal, ty: &TensorType) -> Option<Literal> {
-    let (kind, dims) = (op.kind.combiner(), &operand.ty().dims);
+    let (kind, dims) = (BinaryKind::from(op.kind), &operand.ty().dims);
     if ty.dtype.is_float() && matches!(op.kind, ReduceKind::Sum | ReduceKind::Prod) {
         return None;
     }

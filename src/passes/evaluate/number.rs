@@ -37,10 +37,6 @@ pub(super) fn elements(literal: &Literal) -> impl Iterator<Item = Option<Number>
 }
 
 impl Number {
-    pub(super) fn from_index(index: usize) -> Number {
-        Integer(index as i128)
-    }
-
     fn from_bytes(dtype: DType, bytes: &[u8]) -> Option<Number> {
         Some(match dtype {
             DType::BF16 => Float(bytemuck::pod_read_unaligned::<bf16>(bytes).to_f64()),

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{LARGEST_FOLDED, Rewrite, Walk};
 use crate::ir::{Definition, Graph, GraphCopy, PortInfo, TensorType, Value, Values};
-use crate::ops::{BroadcastInDim, Iota, Op, Reshape, ResultTypes, Scan, Splat};
+use crate::ops::{BroadcastInDim, Iota, Op, ResultTypes, Scan, Splat};
 
 /// Rewrites operands and results of scans, together with what other passes of the same walk do in bodies:
 ///
@@ -185,10 +185,7 @@ impl Loop {
                 None => inside.input(input, PortInfo::default()),
                 Some(ty) => {
                     let entered = inside.builder.input(ty.clone(), PortInfo::default());
-                    let dims = body.ty(input).dims.clone();
-                    let whole =
-                        inside.builder.push_typed(Reshape { dims }.into(), &[entered], [body.ty(input).clone()]);
-                    inside.map.set(input, whole[0]);
+                    inside.map.set(input, inside.builder.reshape_to(entered, body.ty(input).clone()));
                     self.operands[index] = walk.reshaped(self.operands[index], ty);
                 }
             }

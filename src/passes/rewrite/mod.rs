@@ -52,8 +52,6 @@ pub(super) type RuleTable = fn(&Op) -> &'static [Rule];
 /// The work of one walk.
 #[derive(Clone, Copy)]
 pub(crate) struct Rewrite {
-    /// Whether checkpoints and custom VJPs are written in place.
-    pub(super) inline: bool,
     /// Whether operands and results of scans are rewritten.
     pub(super) loops: bool,
     /// Whether carries of scans lose the dimensions that bodies take off.
@@ -62,6 +60,7 @@ pub(crate) struct Rewrite {
     pub(super) hoist: Option<Bound>,
     /// Whether equal nodes and bodies become one.
     pub(super) merge: bool,
+    /// With markers, checkpoints and custom VJPs are written in place too.
     pub(super) markers: Option<RuleTable>,
     pub(super) folding: Option<RuleTable>,
     pub(super) algebra: Option<RuleTable>,
@@ -70,7 +69,6 @@ pub(crate) struct Rewrite {
 impl Rewrite {
     /// A walk that changes nothing.
     pub(super) const NOTHING: Rewrite = Rewrite {
-        inline: false,
         loops: false,
         carries: false,
         hoist: None,
@@ -83,7 +81,6 @@ impl Rewrite {
     /// Combines the work of both walks.
     pub(crate) fn and(self, other: Rewrite) -> Rewrite {
         Rewrite {
-            inline: self.inline || other.inline,
             loops: self.loops || other.loops,
             carries: self.carries || other.carries,
             hoist: self.hoist.or(other.hoist),
@@ -169,8 +166,8 @@ impl Walk<'_> {
                     self.copy(graph, node, op, &operands, map);
                 }
             }
-            Op::Checkpoint(op) if rewrite.inline => self.inline(&op.body, node, &operands, map),
-            Op::CustomVjp(op) if rewrite.inline => self.inline(&op.primal, node, &operands, map),
+            Op::Checkpoint(op) if rewrite.markers.is_some() => self.inline(&op.body, node, &operands, map),
+            Op::CustomVjp(op) if rewrite.markers.is_some() => self.inline(&op.primal, node, &operands, map),
             Op::Scan(scan) => {
                 let results = self.scan(scan, &operands);
                 node.results().zip(results).for_each(|(old, new)| map.set(old, new));
@@ -225,7 +222,6 @@ impl Walk<'_> {
         current.finish(self)
     }
 
-    /// The body of a scan that gets these operands.
     fn scan_body(&mut self, scan: &Scan, operands: &[Value]) -> Arc<Graph> {
         if !self.context.rewrite.merge {
             return self.context.body(&scan.body);
@@ -329,19 +325,16 @@ pub(super) struct Match<'m, 'w> {
 const DEPTH_LIMIT: usize = 32;
 
 impl Match<'_, '_> {
-    /// All operands.
     #[inline]
     pub(super) fn operands(&self) -> &[Value] {
         self.operands
     }
 
-    /// An operand.
     #[inline]
     pub(super) fn operand(&self, index: usize) -> Value {
         self.operands[index]
     }
 
-    /// The type of a value.
     #[inline]
     pub(super) fn ty_of(&self, value: Value) -> &TensorType {
         self.walk.builder.ty(value)
@@ -354,7 +347,6 @@ impl Match<'_, '_> {
         (node.results().len() == 1).then(|| (node.op(), node.operands()))
     }
 
-    /// The splat that a value is.
     pub(super) fn splat(&self, value: Value) -> Option<&Splat> {
         match self.made_by(value)?.0 {
             Op::Splat(splat) => Some(splat),

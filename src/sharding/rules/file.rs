@@ -149,7 +149,6 @@ impl Reader<'_> {
         })
     }
 
-    /// Each rule with the places of its axes.
     fn rules(&self, node: &Node<'_>) -> Read<Vec<(Rule, Vec<Placed>)>> {
         let expected = "a list of rules, as in [['embed', ['fsdp']], ['norm', []]]";
         let list = node.data.as_sequence().ok_or_else(|| self.wrong_type(node, "logical_axis_rules", expected))?;

@@ -169,11 +169,6 @@ impl Rules {
         &self.rules
     }
 
-    /// Whether problems are errors.
-    pub fn is_strict(&self) -> bool {
-        self.strict
-    }
-
     /// The names of the settings in messages.
     pub fn settings(&self) -> SettingNames {
         self.settings

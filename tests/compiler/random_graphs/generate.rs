@@ -385,7 +385,8 @@ pub const ROWS: &[Row] = &[
     }),
     row("reduce", false, |m, step| {
         let kind = ReduceKind::ALL[step.numbers[2] as usize % ReduceKind::ALL.len()];
-        let x = m.choose(step.numbers[0], |ty| kind.combiner().class().contains(ty.dtype) && !ty.dims.contains(&0))?;
+        let x =
+            m.choose(step.numbers[0], |ty| BinaryKind::from(kind).class().contains(ty.dtype) && !ty.dims.contains(&0))?;
         let axes = (0..m.ty(x).rank()).filter(|dim| step.numbers[1] >> dim & 1 == 0).collect();
         m.one(Reduce { kind, axes }, &[x])
     }),

@@ -1,14 +1,15 @@
-use meshloom::hlo::crossing::{Combine, Crossing, CrossingKind};
+use meshloom::hlo::ReduceKind;
+use meshloom::hlo::crossing::{Crossing, CrossingKind};
 
 #[test]
 fn a_text_says_what_a_crossing_is() {
     let kinds = [
         CrossingKind::AllGather,
-        CrossingKind::AllReduce(Combine::Maximum),
+        CrossingKind::AllReduce(ReduceKind::Max),
         CrossingKind::AllToAll,
         CrossingKind::CollectivePermute(vec![(0, 1), (3, 0)]),
         CrossingKind::CollectivePermute(Vec::new()),
-        CrossingKind::ReduceScatter(Combine::Add),
+        CrossingKind::ReduceScatter(ReduceKind::Sum),
     ];
     for kind in kinds {
         let crossing = Crossing { kind, axes: vec![2, 0], mesh: vec![2, 3, 2], processes: 2 };

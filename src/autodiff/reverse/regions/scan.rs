@@ -14,7 +14,6 @@ pub(in crate::autodiff::reverse) struct ScanTape {
     backward: Scan,
     /// Invariant operands of the backward scan.
     invariants: Vec<Value>,
-    /// Stacked residuals.
     stacked: Vec<Value>,
     /// Operands (carries) whose cotangents are carried.
     carries: Vec<usize>,

@@ -1,6 +1,5 @@
 //! The values of a local graph that the step computes, as opposed to those that it is given.
 
-use crate::ir::TensorType;
 use crate::ops::{Analysis, Class, Op, ValueFacts};
 
 /// Whether a value is the result of computation: of a product, a sum over a dimension, a lookup. A value that is made
@@ -17,14 +16,6 @@ impl Analysis for Computed {
         one || *other
     }
 
-    fn controlled(&self, computed: bool, _control: &bool) -> bool {
-        computed
-    }
-
-    fn looks_into(&self, _op: &Op) -> bool {
-        true
-    }
-
     fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {
         let facts = op.facts();
         if facts.is_separate {
@@ -32,9 +23,5 @@ impl Analysis for Computed {
         }
         let computes = matches!(facts.class, Class::Kernel | Class::Fold);
         ValueFacts::from_elem(computes || operands.contains(&true), result_count)
-    }
-
-    fn of_type(&self, computed: bool, _ty: &TensorType) -> bool {
-        computed
     }
 }

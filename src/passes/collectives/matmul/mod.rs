@@ -60,28 +60,20 @@ impl Pass {
         let plan = Plan::of(graph, &computed, self.choice);
         let mut walk = Walk::new(GraphCopy::with_inputs(graph), &plan);
         for node in graph.nodes() {
-            let operands = || node.operands().iter().map(|value| computed[value.index()]).collect::<Vec<bool>>();
             // Devices may take different branches and numbers of iterations, and permutes of CPU plugins wait for all
             // devices, not for those of a group alone.
-            let is_taken_by_all = !matches!(node.op(), Op::Cond(_) | Op::While(_));
-            let with_regions = node.op().as_primitive().is_none() && is_taken_by_all;
-            let op = with_regions.then(|| self.bodies_of(node.op(), &operands())).flatten();
-            walk.node(node, op);
-        }
-        walk.finish()
-    }
-
-    /// An op with its bodies done, given which of its operands are computed; `None` if it has none.
-    fn bodies_of(&self, op: &Op, operands: &[bool]) -> Option<Op> {
-        let mut inputs = Computed.through(op, operands).inputs.into_iter();
-        op.map_regions(|body| match inputs.next() {
-            Some(inputs) if inputs.len() == body.inputs().len() => {
+            if node.op().as_primitive().is_some() || matches!(node.op(), Op::Cond(_) | Op::While(_)) {
+                walk.node(node, None);
+                continue;
+            }
+            let operands: Vec<bool> = node.operands().iter().map(|value| computed[value.index()]).collect();
+            let body = |body: &Arc<Graph>, inputs: Vec<bool>| {
                 let done = || Ok::<_, Infallible>(Arc::new(self.graph(body, &inputs)));
                 let Ok(done) = self.bodies.of(body, inputs.clone(), done);
                 done
-            }
-            // The body does not run.
-            _ => body.clone(),
-        })
+            };
+            walk.node(node, Computed.map_bodies(node.op(), &operands, body));
+        }
+        walk.finish()
     }
 }

@@ -39,7 +39,6 @@ const SAVES: f64 = 0.95;
 /// A collective of `size` devices beside products.
 pub(super) struct Ring {
     pub(super) size: usize,
-    /// Bytes of a part.
     pub(super) part_bytes: usize,
     /// Elements of the dimension that a part has.
     pub(super) part_size: usize,
@@ -50,7 +49,6 @@ pub(super) struct Ring {
 }
 
 impl CollectiveMatmul {
-    /// Whether a ring is made.
     pub(super) fn takes(self, ring: &Ring) -> bool {
         let operations_per_byte = match self {
             CollectiveMatmul::Off => return false,
