@@ -1,75 +1,43 @@
-//! A pipeline and the loss behind it.
+//! Pipelines whose stages branch: each looks up in a table what it does in a tick, and the loss is in the loop.
+//!
+//! | module | what it says |
+//! |---|---|
+//! | `ticks` | the loop that runs a table |
+//! | `table_columns` | the numbers of a table as that loop reads them |
+//! | `input_ring` | how inputs come to the first stage, and their cotangents go back |
+//! | `split_stage` | the backward pass of a stage in two: cotangents of activations now, those of weights later |
+//! | `loss_function` | the loss of a microbatch |
 
-use std::panic::Location;
+mod input_ring;
+mod loss_function;
+mod split_stage;
+mod table_columns;
+mod ticks;
 
-use super::loss_function::LossFunction;
+pub(super) use input_ring::InputRing;
+
+use loss_function::LossFunction;
+use split_stage::SplitStage;
+use ticks::{Derivatives, PassResults, Ticks};
+
+use super::batch_slots::{by_microbatch, into_slots};
+use super::input::{check_captured, penalized, stage_names, trace_stage};
 use super::schedule::{Columns, Placement, Table};
-use super::stage::{STAGE, StageFunction, StageHalves};
-use super::ticks::{Found, Ticks};
-use super::turns::Turns;
-use super::weights::{Number, Weights, in_types_of};
-use super::{
-    LayerPlace, LossAt, PipelineInput, PipelineOptions, StackedWeights, by_microbatch, check_captured, into_slots,
-    pipeline, rows_of_all, stage_names, trace_stage, zeros_of,
-};
-use crate::autodiff::Halves;
+use super::stage::{STAGE, StageFunction};
+use super::stage_weights::{RepeatNumber, StageWeights, in_types_of, zeros_of};
+use super::{LayerPlace, PipelineError, PipelineInput, PipelineLoss, PipelineOptions, StackedWeights};
 use crate::ir::{AxisNames, Name};
-use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, refill, stack, zeros};
+use crate::ops::WithAxes;
+use crate::trace::{self, CallSite, Tensor, TraceErrorKind, Tree, custom_vjp, refill, stack, zeros};
 
-/// The loss behind a pipeline.
-#[derive(Clone, Debug)]
-pub struct PipelineLoss<H> {
-    /// The weights of the loss, and the logical names of their dimensions; they are not stacked.
-    pub weights: StackedWeights<H>,
-    /// The logical names of the activations that it gets: where the stages are to split the work on it, one of these
-    /// has to be a name that the rules split over `stage`.
-    pub names: Vec<&'static str>,
-    /// For each auxiliary value of the layers, the factor with which the sum of its elements, over layers and
-    /// microbatches, is added to the loss. An empty list adds nothing.
-    pub penalties: Vec<f64>,
-}
-
-/// As [`pipeline`], with a loss of the results: `loss` gets activations, its weights, and their rows, and returns a
-/// scalar. It is a sum over rows, so it may be computed microbatch by microbatch. Returns the loss with all penalties,
-/// and the auxiliary values, through which only the gradient of the penalties flows.
-///
-/// Where stages [branch](super::Schedule::branches), the loss of a microbatch and its gradient are computed while
-/// others are on their way; otherwise the loss is that of the whole batch.
-#[track_caller]
-pub fn pipeline_with_loss<W, X, A, H>(
-    options: &PipelineOptions,
-    stacked: StackedWeights<W>,
-    input: PipelineInput<X>,
-    layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
-    head: PipelineLoss<H>,
-    loss: impl FnOnce(Tensor, H, X) -> Tensor,
-) -> (Tensor, A)
-where
-    W: Tree<Leaf = Tensor> + Clone,
-    X: Tree<Leaf = Tensor> + Clone,
-    A: Tree<Leaf = Tensor>,
-    H: Tree<Leaf = Tensor>,
-{
-    let place = Location::caller();
-    if options.schedule.branches() {
-        return in_one_loop(options, &stacked, &input, layer, (&head, loss), place);
-    }
-    let rows = input.rows.clone();
-    let (x, aux) = pipeline(options, stacked, input, layer);
-    let leaves = aux.leaves();
-    let value = loss(x, head.weights.weights, rows);
-    let value = penalized(value, &head.penalties, &leaves);
-    let mut seen = leaves.iter().map(|aux| aux.stop_gradient());
-    (value, refill(&aux, &mut seen))
-}
-
-fn in_one_loop<W, X, A, H>(
+/// A pipeline with its loss in one loop; `place` is the line of its call.
+pub(super) fn in_one_loop<W, X, A, H>(
     options: &PipelineOptions,
     stacked: &StackedWeights<W>,
     input: &PipelineInput<X>,
     layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
     (head, loss): (&PipelineLoss<H>, impl FnOnce(Tensor, H, X) -> Tensor),
-    place: Place,
+    place: CallSite,
 ) -> (Tensor, A)
 where
     W: Tree<Leaf = Tensor>,
@@ -78,20 +46,20 @@ where
     H: Tree<Leaf = Tensor>,
 {
     let failed = |aux: &A| (input.x, refill(aux, &mut std::iter::empty()));
-    let (stage, aux) = trace_stage(options, LossAt::InLoop, stacked, input, layer, place);
+    let (stage, aux) = trace_stage(options, (stacked, input), true, layer, place);
     let Some(stage) = stage else { return failed(&aux) };
     let Some(loss) = trace_loss(options, input, head, loss, place) else { return failed(&aux) };
     let (table, columns) = match options.table().and_then(|table| Ok((Columns::of(&table)?, table))) {
         Ok((columns, table)) => (table, columns),
         Err(problem) => {
-            trace::fail(TraceErrorKind::from(super::PipelineError::from(problem)), place);
+            trace::fail(PipelineError::from(problem), place);
             return failed(&aux);
         }
     };
     let names = stage_names(&input.names);
-    let weights = Weights::new(options, stacked, (STAGE, &input.names), place);
+    let weights = StageWeights::new(options, stacked, (STAGE, &input.names));
     // The loss is not of any stage: stages may split its rows.
-    let loss_weights = Weights::new(options, &head.weights, ("", &head.names), place);
+    let loss_weights = StageWeights::new(options, &head.weights, ("", &head.names));
     let whole = WithLoss {
         options,
         table: &table,
@@ -99,13 +67,12 @@ where
         stage: &stage,
         weights: &weights,
         names: &names,
-        place,
         loss: &loss,
         loss_weights: &loss_weights,
         penalties: &head.penalties,
     };
     let (value, sums) = trace::composite(place, || {
-        let io = into_slots(options, input.x, &names, place);
+        let io = into_slots(options, input.x, &names);
         let (captured, of_loss) = (stage.captured.clone(), loss.captured.clone());
         let head = head.weights.weights.leaves();
         whole.differentiable([stacked.weights.leaves(), vec![io], input.rows.leaves(), captured, head, of_loss])
@@ -119,7 +86,7 @@ fn trace_loss<X, H>(
     input: &PipelineInput<X>,
     head: &PipelineLoss<H>,
     loss: impl FnOnce(Tensor, H, X) -> Tensor,
-    place: Place,
+    place: CallSite,
 ) -> Option<LossFunction>
 where
     X: Tree<Leaf = Tensor>,
@@ -132,7 +99,7 @@ where
     let weights = head.weights.weights.leaves();
     let rows: Vec<Tensor> = input.rows.leaves().iter().map(part).collect();
     let examples = [&[part(&input.x)], &weights[..], &rows[..]].concat();
-    let (graph, captured) = trace::graph_of("loss", &examples, place, |inputs| {
+    let (graph, captured) = trace::graph_at("loss", &examples, place, |inputs| {
         let mut inputs = inputs.iter().copied();
         let x = refill(&input.x, &mut inputs);
         let weights = refill(&head.weights.weights, &mut inputs);
@@ -150,7 +117,7 @@ where
             }),
         });
     match checked {
-        Ok(dtype) => Some(LossFunction { graph, dtype, captured, weight_count: weights.len(), names, place }),
+        Ok(dtype) => Some(LossFunction { graph, dtype, captured, weight_count: weights.len(), names }),
         Err(problem) => {
             trace::fail(problem, place);
             None
@@ -164,11 +131,10 @@ struct WithLoss<'a> {
     table: &'a Table,
     columns: &'a Columns,
     stage: &'a StageFunction,
-    weights: &'a Weights<'a>,
+    weights: &'a StageWeights<'a>,
     names: &'a AxisNames,
-    place: Place,
     loss: &'a LossFunction,
-    loss_weights: &'a Weights<'a>,
+    loss_weights: &'a StageWeights<'a>,
     penalties: &'a [f64],
 }
 
@@ -200,7 +166,7 @@ impl WithLoss<'_> {
 
     /// The loss and the sums of auxiliary values.
     fn forwards(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
-        let Found { loss, aux, .. } = self.run(inputs, None);
+        let PassResults { loss, aux, .. } = self.run(inputs, None);
         let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
         (penalized(loss, self.penalties, &sums), sums)
     }
@@ -209,19 +175,23 @@ impl WithLoss<'_> {
     /// loss.
     fn both_ways(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>, [Vec<Tensor>; 3]) {
         let [weights, io, _, _, head, _] = inputs.clone();
-        let (Some(halves), Some(loss_halves)) =
-            (self.stage.differentiate(self.table.shape.split), self.loss.differentiate())
-        else {
+        let Some(derivatives) = self.differentiate() else {
             // An error has been noted.
             return (io[0], Vec::new(), [weights, io, head]);
         };
-        let Found { loss, aux, weights: of_weights, io: of_io, loss_weights } =
-            self.run(inputs, Some((&halves, &loss_halves)));
+        let PassResults { loss, aux, weights: of_weights, io: of_io, loss_weights } =
+            self.run(inputs, Some(&derivatives));
         let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
         let of_weights = self.scattered(&weights, of_weights);
         let of_head = in_types_of(&head, self.loss_weights.scatter(loss_weights, false));
         let gradients = [of_weights, of_io.into_iter().collect(), of_head];
         (penalized(loss, self.penalties, &sums), sums, gradients)
+    }
+
+    fn differentiate(&self) -> Option<Derivatives> {
+        let stage = self.stage.differentiate()?;
+        let split = if self.table.shape.split { Some(SplitStage::of(self.stage, &stage)?) } else { None };
+        Some(Derivatives { stage, split, loss: self.loss.differentiate()? })
     }
 
     /// The weights of a chunk, `[S, P, ..]`, as stages use them, from those in the order of the layers; or the other
@@ -250,13 +220,12 @@ impl WithLoss<'_> {
     }
 
     /// All ticks; with the backward pass, if the derivatives are given.
-    fn run(&self, inputs: Inputs, halves: Option<(&StageHalves, &Halves)>) -> Found {
+    fn run(&self, inputs: Inputs, derivatives: Option<&Derivatives>) -> PassResults {
         let [weights, io, rows, captured, head, of_loss] = inputs;
-        let &WithLoss { options, columns, stage, names, place, loss, penalties, .. } = self;
-        let rows: Vec<Tensor> =
-            rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows), place)).collect();
+        let &WithLoss { options, columns, stage, names, loss, penalties, .. } = self;
+        let rows: Vec<Tensor> = rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows))).collect();
         let of_chunk = |chunk: usize| {
-            let own = self.moved(chunk, self.weights.at_rest(&weights, Number::Known(chunk)));
+            let own = self.moved(chunk, self.weights.at_rest(&weights, RepeatNumber::Known(chunk)));
             self.weights.gather(&own, 0, false)
         };
         let weights: Vec<Vec<Tensor>> = (0..options.chunks).map(of_chunk).collect();
@@ -264,9 +233,9 @@ impl WithLoss<'_> {
             options,
             shape: self.table.shape,
             columns,
-            turns: &Turns::of(columns, self.table.shape),
+            turns: &InputRing::of(columns, self.table.shape),
             stage,
-            halves,
+            derivatives,
             captured: &captured,
             loss,
             loss_weights: &self.loss_weights.gather(&head, 0, false),
@@ -275,14 +244,13 @@ impl WithLoss<'_> {
             weights: &weights,
             penalties,
             names,
-            place,
         };
         ticks.run(io[0])
     }
 }
 
-/// The loss with its penalties on sums of auxiliary values.
-fn penalized(loss: Tensor, penalties: &[f64], sums: &[Tensor]) -> Tensor {
-    let penalties = penalties.iter().zip(sums).map(|(&weight, sum)| sum.sum(..).convert(loss.dtype()) * weight);
-    penalties.fold(loss, |loss, penalty| loss + penalty)
+/// Rows `[M, mb, ..]`, the same on every stage.
+fn rows_of_all(names: &AxisNames, all: Tensor) -> Tensor {
+    let other = vec![Name::new(""); all.rank() - 2];
+    all.with_logical_axes(WithAxes::new([&[Name::new(""), names[1]], &other[..]].concat().into()))
 }
