@@ -156,7 +156,7 @@ impl Case {
             return Ok([takes, takes]);
         }
         let found = pipeline.table()?.simulate(&Costs::even(forward, backward, weights))?;
-        Ok([found.ideal, found.makespan_lockstep])
+        Ok([found.ideal, found.time])
     }
 
     fn model(&self, form: &Form) -> DecoderConfig {

@@ -36,14 +36,12 @@ mod forward_regions;
 mod keep;
 mod linear;
 pub(crate) mod max_flow;
-mod pieces;
 mod reverse;
 mod weights;
 
 pub use error::GradientError;
 pub use forward::jvp;
 pub use linear::{check as check_linear, transpose};
-pub use pieces::WeightsPieces;
 pub(crate) use reverse::gradient_of_first;
 pub use reverse::{Halves, Tape, value_and_grad};
 pub use weights::{KeptBytes, Read, SplitBackward};

@@ -83,47 +83,34 @@ impl AdamW {
         step: impl Into<UpdateStep>,
         rate: impl Operand,
     ) -> (P, AdamWState<P>) {
-        let leaves = params.leaves();
+        let (place, step) = (Location::caller(), step.into());
+        let (leaves, firsts, seconds) = (params.leaves(), state.first.leaves(), state.second.leaves());
         let lists = [
             ("gradients", gradients.leaves().len()),
             ("declared parameters", declared.leaves().len()),
-            ("moments", state.first.leaves().len()),
-            ("moments", state.second.leaves().len()),
+            ("moments", firsts.len()),
+            ("moments", seconds.len()),
         ];
-        let place = Location::caller();
         expect_one_for_each("AdamW", leaves.len(), &lists, place);
-        composite(place, || self.updated(declared, params, gradients, state, step.into(), rate))
-    }
-
-    fn updated<P: Tree<Leaf = Tensor>>(
-        &self,
-        declared: &impl Tree<Leaf = Param>,
-        params: &P,
-        gradients: &P,
-        state: &AdamWState<P>,
-        step: UpdateStep,
-        rate: impl Operand,
-    ) -> (P, AdamWState<P>) {
-        let count = (step.number + 1).convert(DType::F32);
-        let correction = |beta: f64| (1.0 - (count * beta.ln()).exp()).recip();
-        let (first_correction, second_correction) = (correction(self.beta1), correction(self.beta2));
-        let decays = self.decaying(declared);
-        let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(decays);
-        let moments = state.first.leaves().into_iter().zip(state.second.leaves());
-        let (mut new_params, mut new_first, mut new_second) = (Vec::new(), Vec::new(), Vec::new());
-        for (((param, gradient), decays), (first, second)) in leaves.zip(moments) {
-            let gradient = gradient.convert(DType::F32);
-            let first = step.kept(first * self.beta1 + gradient * (1.0 - self.beta1), first);
-            let second = step.kept(second * self.beta2 + gradient.square() * (1.0 - self.beta2), second);
-            let direction = (first * first_correction) / ((second * second_correction).sqrt() + self.epsilon);
-            new_params.push(step.kept(moved(param, direction, decays.then_some(self.weight_decay), rate), param));
-            new_first.push(first);
-            new_second.push(second);
-        }
-        let refilled = |tree: &P, leaves: Vec<Tensor>| refill(tree, &mut leaves.into_iter());
-        let state =
-            AdamWState { first: refilled(&state.first, new_first), second: refilled(&state.second, new_second) };
-        (refilled(params, new_params), state)
+        composite(place, || {
+            let count = (step.number + 1).convert(DType::F32);
+            let correction = |beta: f64| (1.0 - (count * beta.ln()).exp()).recip();
+            let (first_correction, second_correction) = (correction(self.beta1), correction(self.beta2));
+            let leaves = leaves.into_iter().zip(gradients.leaves()).zip(self.decaying(declared));
+            let (mut new_params, mut new_first, mut new_second) = (Vec::new(), Vec::new(), Vec::new());
+            for (((param, gradient), decays), (first, second)) in leaves.zip(firsts.into_iter().zip(seconds)) {
+                let gradient = gradient.convert(DType::F32);
+                let first = step.kept(first * self.beta1 + gradient * (1.0 - self.beta1), first);
+                let second = step.kept(second * self.beta2 + gradient.square() * (1.0 - self.beta2), second);
+                let direction = (first * first_correction) / ((second * second_correction).sqrt() + self.epsilon);
+                new_params.push(step.kept(moved(param, direction, decays.then_some(self.weight_decay), rate), param));
+                new_first.push(first);
+                new_second.push(second);
+            }
+            let refilled = |tree: &P, leaves: Vec<Tensor>| refill(tree, &mut leaves.into_iter());
+            let (first, second) = (refilled(&state.first, new_first), refilled(&state.second, new_second));
+            (refilled(params, new_params), AdamWState { first, second })
+        })
     }
 }
 

@@ -33,11 +33,11 @@ pub use schedule::{Decay, LearningRate};
 pub use sgd::Sgd;
 pub use step::UpdateStep;
 
-use crate::trace::{Place, TraceErrorKind, fail};
+use crate::trace::{CallSite, TraceErrorKind, fail};
 use meshloom_hlo::message::counted;
 
 /// Notes an error unless there are as many tensors in each list as there are parameters.
-pub(crate) fn expect_one_for_each(function: &str, count: usize, lists: &[(&str, usize)], place: Place) {
+pub(crate) fn expect_one_for_each(function: &str, count: usize, lists: &[(&str, usize)], place: CallSite) {
     for (what, found) in lists.iter().filter(|(_, found)| *found != count) {
         let what = format!("the {what} of {function}");
         let expected = format!("one for each of {}", counted(count, "parameter"));

@@ -8,8 +8,8 @@ use super::step::UpdateStep;
 use crate::ir::{DType, Name, Role};
 use crate::ops::WithAxes;
 use crate::trace::{
-    MapTree, MatrixDims, Operand, Param, Place, Subtree, Tensor, Tree, composite, einsum, fail_internal, fori_loop,
-    label, refill, scope,
+    MapTree, MatrixDims, Operand, Param, Subtree, Tensor, Tree, composite, einsum, fail_internal, fori_loop, refill,
+    scope,
 };
 
 /// Coefficients of the Newton-Schulz iteration, and how often it runs.
@@ -103,60 +103,48 @@ impl Muon {
         step: impl Into<UpdateStep>,
         rate: impl Operand,
     ) -> (P, MuonState<Tensor>) {
-        let place = Location::caller();
+        let (place, step) = (Location::caller(), step.into());
         let (count, is_matrix) = (params.leaves().len(), are_matrices(declared));
         let of_matrices = is_matrix.iter().filter(|is_matrix| **is_matrix).count();
         let lists = [("gradients", gradients.leaves().len()), ("declared parameters", is_matrix.len())];
         expect_one_for_each("Muon", count, &lists, place);
         expect_one_for_each("Muon", of_matrices, &[("momenta", state.momentum.leaves().len())], place);
-        composite(place, || self.updated(declared, &is_matrix, (params, gradients), state, (step.into(), rate), place))
-    }
+        composite(place, || {
+            let other: Vec<bool> = is_matrix.iter().map(|is_matrix| !is_matrix).collect();
+            let [other_params, other_gradients] = [params, gradients].map(|tree| Subtree::of(tree, &other));
+            let declared_others = Subtree::of(declared, &other);
+            let (other_params, others) =
+                self.adamw.update(&declared_others, &other_params, &other_gradients, &state.others, step, rate);
 
-    fn updated<P: Tree<Leaf = Tensor>>(
-        &self,
-        declared: &impl Tree<Leaf = Param>,
-        is_matrix: &[bool],
-        (params, gradients): (&P, &P),
-        state: &MuonState<Tensor>,
-        (step, rate): (UpdateStep, impl Operand),
-        place: Place,
-    ) -> (P, MuonState<Tensor>) {
-        let other: Vec<bool> = is_matrix.iter().map(|is_matrix| !is_matrix).collect();
-        let [other_params, other_gradients] = [params, gradients].map(|tree| Subtree::of(tree, &other));
-        let declared_others = Subtree::of(declared, &other);
-        let (other_params, others) =
-            self.adamw.update(&declared_others, &other_params, &other_gradients, &state.others, step, rate);
-
-        let count = (step.number + 1).convert(DType::F32);
-        let share = |count: Tensor| (1.0 - (count * self.momentum.ln()).exp()).recip();
-        let (past, present) = (share(count + 1.0) * self.momentum, share(count) * (1.0 - self.momentum));
-        let mut other_params = other_params.leaves().into_iter();
-        let mut momenta = state.momentum.leaves().into_iter();
-        let (mut new_params, mut new_momenta) = (Vec::new(), Vec::new());
-        let decays = self.adamw.decaying(declared).into_iter();
-        let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(declared.leaves()).zip(decays);
-        for (((param, gradient), declared), decays) in leaves {
-            let Some(dims) = declared.matrix else {
-                let next = other_params.next();
-                new_params
-                    .push(next.unwrap_or_else(|| fail_internal("Muon", "AdamW's update of each other parameter")));
-                continue;
-            };
-            let Some(momentum) = momenta.next() else { continue };
-            let gradient = gradient.convert(DType::F32);
-            let new = momentum * self.momentum + gradient * (1.0 - self.momentum);
-            let matrix = Matrix { declared, dims, decays };
-            let next = self.moved(param, new * past + gradient * present, &matrix, rate, place);
-            new_params.push(step.kept(next, param));
-            new_momenta.push(step.kept(new, momentum));
-        }
-        let momentum = refill(&state.momentum, &mut new_momenta.into_iter());
-        (refill(params, &mut new_params.into_iter()), MuonState { momentum, others })
+            let count = (step.number + 1).convert(DType::F32);
+            let share = |count: Tensor| (1.0 - (count * self.momentum.ln()).exp()).recip();
+            let (past, present) = (share(count + 1.0) * self.momentum, share(count) * (1.0 - self.momentum));
+            let mut other_params = other_params.leaves().into_iter();
+            let mut momenta = state.momentum.leaves().into_iter();
+            let (mut new_params, mut new_momenta) = (Vec::new(), Vec::new());
+            let decays = self.adamw.decaying(declared).into_iter();
+            let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(declared.leaves()).zip(decays);
+            for (((param, gradient), declared), decays) in leaves {
+                let Some(dims) = declared.matrix else {
+                    let missing = || fail_internal("Muon", "AdamW's update of each other parameter");
+                    new_params.push(other_params.next().unwrap_or_else(missing));
+                    continue;
+                };
+                let Some(momentum) = momenta.next() else { continue };
+                let gradient = gradient.convert(DType::F32);
+                let new = momentum * self.momentum + gradient * (1.0 - self.momentum);
+                let matrix = Matrix { declared, dims, decays };
+                new_params.push(step.kept(self.moved(param, new * past + gradient * present, &matrix, rate), param));
+                new_momenta.push(step.kept(new, momentum));
+            }
+            let momentum = refill(&state.momentum, &mut new_momenta.into_iter());
+            (refill(params, &mut new_params.into_iter()), MuonState { momentum, others })
+        })
     }
 
     /// A parameter after a step along a direction that is yet to be made orthogonal.
-    fn moved(&self, param: Tensor, direction: Tensor, matrix: &Matrix, rate: impl Operand, place: Place) -> Tensor {
-        let orthogonal = scope("newton_schulz", || orthogonal(direction, matrix, place));
+    fn moved(&self, param: Tensor, direction: Tensor, matrix: &Matrix, rate: impl Operand) -> Tensor {
+        let orthogonal = scope("newton_schulz", || orthogonal(direction, matrix));
         let (_, rows, columns) = matrix.sizes();
         let direction = orthogonal * (self.rms * (rows.max(columns) as f64).sqrt());
         moved(param, direction, matrix.decays.then_some(self.adamw.weight_decay), rate)
@@ -202,9 +190,9 @@ fn are_matrices(params: &impl Tree<Leaf = Param>) -> Vec<bool> {
 }
 
 /// Matrices with the singular vectors of these and singular values near 1, by Newton-Schulz iterations.
-fn orthogonal(direction: Tensor, matrix: &Matrix, place: Place) -> Tensor {
+fn orthogonal(direction: Tensor, matrix: &Matrix) -> Tensor {
     let (leading, rows, columns) = matrix.sizes();
-    let whole = |x: Tensor| label(x, matrix.whole(x.rank()), place);
+    let whole = |x: Tensor| x.with_logical_axes(matrix.whole(x.rank()));
     let x = whole(direction).reshape([leading, &[rows, columns]].concat());
     let kept: Vec<i32> = (0..leading.len() as i32).collect();
     let norm = x.square().sum([-2, -1]).sqrt() + NORM_EPSILON;
@@ -226,5 +214,5 @@ fn orthogonal(direction: Tensor, matrix: &Matrix, place: Place) -> Tensor {
         // iteration.
         whole(x * a + product(applied, x, polynomial))
     });
-    label(whole(x.reshape(direction.dims())), matrix.at_rest(), place)
+    whole(x.reshape(direction.dims())).with_logical_axes(matrix.at_rest())
 }

@@ -36,14 +36,6 @@ impl Optimizer {
         }
     }
 
-    /// As [`Optimizer::adamw`], for changes.
-    pub fn adamw_mut(&mut self) -> &mut AdamW {
-        match self {
-            Optimizer::AdamW(adamw) => adamw,
-            Optimizer::Muon(muon) => &mut muon.adamw,
-        }
-    }
-
     /// The state's declaration.
     pub fn state<P: Tree<Leaf = Param> + MapTree<Param, Mapped = P>>(&self, params: &P) -> OptimizerState<Param, P> {
         match self {

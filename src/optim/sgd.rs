@@ -2,9 +2,10 @@
 
 use std::panic::Location;
 
+use super::adamw::moment;
 use super::expect_one_for_each;
-use crate::ir::{DType, Role};
-use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, composite};
+use crate::ir::DType;
+use crate::trace::{MapTree, Operand, Param, Tensor, Tree, composite, refill};
 
 /// SGD's constants.
 ///
@@ -29,13 +30,7 @@ pub struct Sgd {
 impl Sgd {
     /// The velocity's declaration: like the parameters, in `f32`, zero at first.
     pub fn state<P: Tree<Leaf = Param> + MapTree<Param, Mapped = P>>(&self, params: &P) -> P {
-        params.map(|_, param| {
-            let mut velocity = param.clone();
-            velocity.spec.ty.dtype = DType::F32;
-            velocity.spec.role = Role::Optimizer;
-            velocity.init = Init::Constant(0.0);
-            velocity
-        })
+        params.map(|_, param| moment(param))
     }
 
     /// One step: new parameters, of the types that they have, and velocities, `f32`. `rate` is an `f32` scalar, such as
@@ -52,20 +47,18 @@ impl Sgd {
         let place = Location::caller();
         let lists = [("gradients", gradients.leaves().len()), ("velocities", velocity.leaves().len())];
         expect_one_for_each("SGD", params.leaves().len(), &lists, place);
-        composite(place, || self.updated(params, gradients, velocity, rate))
-    }
-
-    fn updated<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: impl Operand) -> (P, P) {
-        let (mut new_params, mut new_velocity) = (Vec::new(), Vec::new());
-        for ((param, gradient), velocity) in params.leaves().into_iter().zip(gradients.leaves()).zip(velocity.leaves())
-        {
-            let gradient = gradient.convert(DType::F32);
-            let velocity = velocity * self.momentum + gradient;
-            let change = if self.nesterov { gradient + velocity * self.momentum } else { velocity };
-            new_params.push((param.convert(DType::F32) - change * rate).convert(param.dtype()));
-            new_velocity.push(velocity);
-        }
-        let refill = |leaves: Vec<Tensor>| crate::trace::refill(params, &mut leaves.into_iter());
-        (refill(new_params), refill(new_velocity))
+        composite(place, || {
+            let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(velocity.leaves());
+            let (mut new_params, mut new_velocity) = (Vec::new(), Vec::new());
+            for ((param, gradient), velocity) in leaves {
+                let gradient = gradient.convert(DType::F32);
+                let velocity = velocity * self.momentum + gradient;
+                let change = if self.nesterov { gradient + velocity * self.momentum } else { velocity };
+                new_params.push((param.convert(DType::F32) - change * rate).convert(param.dtype()));
+                new_velocity.push(velocity);
+            }
+            let refilled = |leaves: Vec<Tensor>| refill(params, &mut leaves.into_iter());
+            (refilled(new_params), refilled(new_velocity))
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::context::{self, Place, apply, push_values};
+use super::context::{self, CallSite, apply, push_values};
 use super::control::{ports, trace_tree};
 use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind, called, refill};
 use crate::batching::{BatchAxis, inline};
@@ -117,7 +117,7 @@ impl VmapOptions {
 /// ```
 #[track_caller]
 pub fn vmap<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O) -> O {
-    vmap_at(&VmapOptions::default(), inputs, f, Location::caller())
+    vmap_with(VmapOptions::default(), inputs, f)
 }
 
 /// [`vmap`] with options: other axes, inputs and outputs without the batch, a name for the batch.
@@ -134,12 +134,9 @@ pub fn vmap<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O) -> 
 /// ```
 #[track_caller]
 pub fn vmap_with<P: TensorTree, O: TensorTree>(options: VmapOptions, inputs: P, f: impl FnOnce(P) -> O) -> O {
-    vmap_at(&options, inputs, f, Location::caller())
-}
-
-fn vmap_at<P: TensorTree, O: TensorTree>(options: &VmapOptions, inputs: P, f: impl FnOnce(P) -> O, place: Place) -> O {
+    let place = Location::caller();
     let leaves = inputs.leaves();
-    let examples = Examples::new(options, &leaves, &inputs.paths(), place).unwrap_or_else(|problem| {
+    let examples = Examples::new(&options, &leaves, &inputs.paths(), place).unwrap_or_else(|problem| {
         // After an earlier error types mean nothing, and that error is the one to report.
         if leaves.iter().all(|leaf| leaf.value != context::POISON) {
             context::fail(problem, place);
@@ -177,7 +174,7 @@ struct Examples {
 }
 
 impl Examples {
-    fn unmapped(leaves: &[Tensor], place: Place) -> Examples {
+    fn unmapped(leaves: &[Tensor], place: CallSite) -> Examples {
         let ports = ports(leaves, place);
         Examples { axis: BatchAxis::new(1), axes: vec![None; leaves.len()], ports }
     }
@@ -186,7 +183,7 @@ impl Examples {
         options: &VmapOptions,
         leaves: &[Tensor],
         paths: &[String],
-        place: Place,
+        place: CallSite,
     ) -> Result<Examples, TraceErrorKind> {
         let mut examples = Examples::unmapped(leaves, place);
         let axes = options.inputs.leaves("input", leaves.len())?;
@@ -233,7 +230,7 @@ fn describe(port: &str, path: &str) -> String {
 }
 
 /// The tensor with the mapped axis in front.
-fn front(tensor: Tensor, axis: Option<usize>, place: Place) -> Tensor {
+fn front(tensor: Tensor, axis: Option<usize>, place: CallSite) -> Tensor {
     match axis {
         None | Some(0) => tensor,
         Some(axis) => {

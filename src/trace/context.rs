@@ -23,7 +23,7 @@ use crate::ir::{
 };
 use crate::ops::Op;
 
-pub(crate) type Place = &'static Location<'static>;
+pub(crate) type CallSite = &'static Location<'static>;
 
 /// The value index of a tensor that stands for an error.
 pub(super) const POISON: Value = Value(u32::MAX);
@@ -46,7 +46,7 @@ struct Frame {
 struct Stack {
     frames: Vec<Frame>,
     /// The user's line, while a function of several ops runs.
-    place: Option<Place>,
+    place: Option<CallSite>,
 }
 
 /// Frame ids are unique in the process, so that a tensor sent to another thread is never taken for one of a trace
@@ -105,7 +105,7 @@ impl Body {
 }
 
 impl Stack {
-    fn origin(&self, place: Option<Place>) -> Origin {
+    fn origin(&self, place: Option<CallSite>) -> Origin {
         let scope = self.frames.last().map_or(Scope::ROOT, |frame| frame.scope);
         Origin { location: self.place.or(place), scope, ..Origin::default() }
     }
@@ -118,13 +118,13 @@ impl Stack {
         Tensor { frame: 0, value: POISON }
     }
 
-    fn fail_with(&mut self, kind: TraceErrorKind, place: Place) -> Tensor {
+    fn fail_with(&mut self, kind: TraceErrorKind, place: CallSite) -> Tensor {
         let origin = self.origin(Some(place));
         self.fail(TraceError { kind, origin })
     }
 
     /// Notes the reason why a tensor has no value in the innermost trace, unless the trace has an error already.
-    fn refuse(&mut self, tensor: Tensor, place: Place) {
+    fn refuse(&mut self, tensor: Tensor, place: CallSite) {
         // A poisoned tensor's error was noted in another frame, or no trace was under way when it was made.
         let kind = if tensor.value == POISON { TraceErrorKind::NoTrace } else { TraceErrorKind::Escaped };
         self.fail_with(kind, place);
@@ -136,7 +136,7 @@ impl Stack {
     }
 
     /// The value that a tensor is in the innermost frame; `None` after noting an error.
-    fn resolve(&mut self, tensor: Tensor, place: Place) -> Option<Value> {
+    fn resolve(&mut self, tensor: Tensor, place: CallSite) -> Option<Value> {
         let top = self.frames.last()?;
         if top.error.is_some() {
             return None;
@@ -168,7 +168,7 @@ impl Stack {
         Some(value)
     }
 
-    fn apply(&mut self, op: Op, operands: &[Tensor], place: Place) -> Option<SmallVec<[Tensor; 2]>> {
+    fn apply(&mut self, op: Op, operands: &[Tensor], place: CallSite) -> Option<SmallVec<[Tensor; 2]>> {
         let mut values: SmallVec<[Value; 8]> = SmallVec::new();
         for &operand in operands {
             values.push(self.resolve(operand, place)?);
@@ -193,12 +193,12 @@ impl Stack {
 }
 
 /// Applies an op with one result.
-pub(super) fn apply(op: impl Into<Op>, operands: &[Tensor], place: Place) -> Tensor {
+pub(super) fn apply(op: impl Into<Op>, operands: &[Tensor], place: CallSite) -> Tensor {
     apply_many(op.into(), operands, 1, place)[0]
 }
 
 /// Applies an op with a known number of results.
-pub(super) fn apply_many(op: Op, operands: &[Tensor], count: usize, place: Place) -> SmallVec<[Tensor; 2]> {
+pub(super) fn apply_many(op: Op, operands: &[Tensor], count: usize, place: CallSite) -> SmallVec<[Tensor; 2]> {
     with_stack(|stack| match stack.apply(op, operands, place) {
         Some(results) => results,
         None => SmallVec::from_elem(poison(stack), count),
@@ -210,7 +210,7 @@ fn poison(stack: &Stack) -> Tensor {
 }
 
 /// Notes an error in the innermost trace.
-pub(super) fn fail(kind: TraceErrorKind, place: Place) -> Tensor {
+pub(super) fn fail(kind: TraceErrorKind, place: CallSite) -> Tensor {
     with_stack(|stack| stack.fail_with(kind, place))
 }
 
@@ -232,7 +232,7 @@ pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::D
 
 /// The type of a tensor. A tensor without a value has that of a scalar `f32`: its error has been noted, or is noted
 /// here if its trace is over.
-pub(super) fn type_of(tensor: Tensor, place: Place) -> TensorType {
+pub(super) fn type_of(tensor: Tensor, place: CallSite) -> TensorType {
     with_stack(|stack| match stack.known_type(tensor) {
         Some(ty) => ty.clone(),
         None => {
@@ -248,7 +248,7 @@ pub(super) fn known_type(tensor: Tensor) -> Option<TensorType> {
 }
 
 /// A tensor as the input of a closure's graph: its type, and its path if it is an input itself.
-pub(super) fn port_of(tensor: Tensor, place: Place) -> (TensorType, PortInfo) {
+pub(super) fn port_of(tensor: Tensor, place: CallSite) -> (TensorType, PortInfo) {
     let path = with_stack(|stack| {
         let frame = stack.frames.iter().rev().find(|frame| frame.id == tensor.frame)?;
         frame.paths.get(&tensor.value).cloned()
@@ -311,7 +311,7 @@ pub(super) fn in_scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
 /// }
 /// ```
 pub fn composite<R>(place: &'static Location<'static>, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Place>);
+    struct Restore(Option<CallSite>);
     impl Drop for Restore {
         fn drop(&mut self) {
             with_stack(|stack| stack.place = self.0);
@@ -336,7 +336,7 @@ pub(super) fn trace_body(
     name: &str,
     inputs: Vec<(TensorType, PortInfo)>,
     closed: Option<&'static str>,
-    place: Place,
+    place: CallSite,
     f: TracedClosure<'_>,
 ) -> Result<Body, TraceError> {
     // If the user's closure panics, the frame must not stay behind for the next trace on this thread.
@@ -394,7 +394,7 @@ pub(crate) fn unreachable_body() -> ! {
 /// As [`with_builder`], for values that become tensors of the innermost frame.
 pub(super) fn push_values(
     tensors: &[Tensor],
-    place: Place,
+    place: CallSite,
     f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Vec<Value>, TraceError>,
 ) -> Option<Vec<Tensor>> {
     let (values, frame) = with_builder(tensors, place, f)?;
@@ -404,7 +404,7 @@ pub(super) fn push_values(
 /// Runs `f` on the innermost frame's builder, with the values of `tensors` there.
 pub(super) fn with_builder<R>(
     tensors: &[Tensor],
-    place: Place,
+    place: CallSite,
     f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<R, TraceError>,
 ) -> Option<(R, u32)> {
     with_stack(|stack| {

@@ -3,12 +3,13 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{self, Body, Place, apply, apply_many, trace_body, unreachable_body};
+use super::context::{self, Body, CallSite, apply, apply_many, trace_body, unreachable_body};
 use super::error::{TraceError, TraceErrorKind, called};
 use super::handle::Tensor;
+use super::tensor::arange;
 use super::tree::{TensorTree, next_leaf, refill};
 use crate::ir::{DType, Name, PortInfo, TensorType};
-use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, Often, RematPolicy, Scan, Splat, While, WithAxes};
+use crate::ops::{Checkpoint, Cond, CustomVjp, Often, RematPolicy, Scan, Splat, While, WithAxes};
 
 /// How a scan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ impl Default for ScanOptions {
     }
 }
 
-pub(super) fn ports(tensors: &[Tensor], place: Place) -> Vec<(TensorType, PortInfo)> {
+pub(super) fn ports(tensors: &[Tensor], place: CallSite) -> Vec<(TensorType, PortInfo)> {
     tensors.iter().map(|&tensor| context::port_of(tensor, place)).collect()
 }
 
@@ -41,7 +42,7 @@ pub(super) fn trace_tree<O: TensorTree>(
     name: &str,
     inputs: Vec<(TensorType, PortInfo)>,
     closed: Option<&'static str>,
-    place: Place,
+    place: CallSite,
     f: impl FnOnce(&mut dyn Iterator<Item = Tensor>) -> O,
 ) -> (Result<Body, TraceError>, O) {
     let mut shape = None;
@@ -61,7 +62,7 @@ pub(super) fn describe(types: &[TensorType]) -> String {
     format!("({})", types.join(", "))
 }
 
-pub(super) fn types_of(tensors: &[Tensor], place: Place) -> Vec<TensorType> {
+pub(super) fn types_of(tensors: &[Tensor], place: CallSite) -> Vec<TensorType> {
     tensors.iter().map(|&tensor| context::type_of(tensor, place)).collect()
 }
 
@@ -84,7 +85,7 @@ pub fn scan<C: TensorTree, X: TensorTree, Y: TensorTree>(
     stacked: X,
     body: impl FnOnce(C, X) -> (C, Y),
 ) -> (C, Y) {
-    scan_at(ScanOptions::default(), carry, stacked, body, Location::caller())
+    scan_with(ScanOptions::default(), carry, stacked, body)
 }
 
 /// [`scan`] with options.
@@ -95,16 +96,7 @@ pub fn scan_with<C: TensorTree, X: TensorTree, Y: TensorTree>(
     stacked: X,
     body: impl FnOnce(C, X) -> (C, Y),
 ) -> (C, Y) {
-    scan_at(options, carry, stacked, body, Location::caller())
-}
-
-fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
-    options: ScanOptions,
-    carry: C,
-    stacked: X,
-    body: impl FnOnce(C, X) -> (C, Y),
-    place: Place,
-) -> (C, Y) {
+    let place = Location::caller();
     let (carries, slices) = (carry.leaves(), stacked.leaves());
     let (inputs, length) = scan_inputs(options, &carries, (&slices, stacked.paths()), place);
     let (traced, shape) = trace_tree("scan", inputs, None, place, |tensors| {
@@ -121,7 +113,7 @@ fn scan_inputs(
     options: ScanOptions,
     carries: &[Tensor],
     (slices, paths): (&[Tensor], Vec<String>),
-    place: Place,
+    place: CallSite,
 ) -> (Vec<(TensorType, PortInfo)>, usize) {
     let mut length = options.length;
     let mut inputs = ports(carries, place);
@@ -156,7 +148,7 @@ fn scan_results(
     traced: Result<Body, TraceError>,
     carries: &[Tensor],
     slices: &[Tensor],
-    place: Place,
+    place: CallSite,
 ) -> Vec<Tensor> {
     finish(traced, |traced| {
         let invariant_count = traced.captured.len();
@@ -179,7 +171,7 @@ fn scan_results(
 /// Applies `f` to every slice of the leading dimension of `stacked`, one after the other, and stacks what it returns.
 #[track_caller]
 pub fn map<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) -> Y) -> Y {
-    scan_at(ScanOptions::default(), (), stacked, |(), slice| ((), f(slice)), Location::caller()).1
+    scan((), stacked, |(), slice| ((), f(slice))).1
 }
 
 /// As [`map`], by devices side by side: where the leading dimension is split over mesh axes, each device applies `f` to
@@ -202,15 +194,13 @@ pub fn map<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) -> Y) -> 
 #[track_caller]
 pub fn map_parallel<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) -> Y) -> Y {
     let options = ScanOptions { parallel: true, ..ScanOptions::default() };
-    scan_at(options, (), stacked, |(), slice| ((), f(slice)), Location::caller()).1
+    scan_with(options, (), stacked, |(), slice| ((), f(slice))).1
 }
 
 /// Runs `body` on the numbers from 0 to `count`, as `s32` scalars, and a carry: `(number, carry) -> carry`.
 #[track_caller]
 pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor, C) -> C) -> C {
-    let place = Location::caller();
-    let numbers = apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], place);
-    scan_at(ScanOptions::default(), carry, numbers, |carry, number| (body(number, carry), ()), place).0
+    scan(carry, arange(DType::S32, count), |carry, number| (body(number, carry), ())).0
 }
 
 /// Runs `body` on a carry for as long as `condition`, which is evaluated before each iteration, holds for it. Both are
@@ -228,7 +218,7 @@ pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor
 /// ```
 #[track_caller]
 pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, body: impl FnOnce(C) -> C) -> C {
-    while_at((0, Often::default()), carry, condition, body, Location::caller())
+    while_at_most((0, Often::default()), carry, condition, body)
 }
 
 /// Applies `body` to the carry if `predicate`, a `pred[]`, holds; else returns the carry. It is [`cond`] as a loop of
@@ -239,7 +229,7 @@ pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, 
 pub(crate) fn change_if<C: TensorTree>(predicate: Tensor, often: Often, carry: C, body: impl FnOnce(C) -> C) -> C {
     let left = predicate.convert(DType::S32);
     let more = |(left, _): (Tensor, C)| left.greater(0.0);
-    while_at((1, often), (left, carry), more, |(left, carry)| (left - 1.0, body(carry)), Location::caller()).1
+    while_at_most((1, often), (left, carry), more, |(left, carry)| (left - 1.0, body(carry))).1
 }
 
 /// As [`while_loop`], with the largest number of iterations, and with what is known of several executions.
@@ -250,16 +240,7 @@ pub(crate) fn while_at_most<C: TensorTree>(
     condition: impl FnOnce(C) -> Tensor,
     body: impl FnOnce(C) -> C,
 ) -> C {
-    while_at(runs, carry, condition, body, Location::caller())
-}
-
-fn while_at<C: TensorTree>(
-    (at_most, often): (usize, Often),
-    carry: C,
-    condition: impl FnOnce(C) -> Tensor,
-    body: impl FnOnce(C) -> C,
-    place: Place,
-) -> C {
+    let place = Location::caller();
     let carries = carry.leaves();
     let (condition, _) =
         trace_tree("condition", ports(&carries, place), None, place, |tensors| condition(refill(&carry, tensors)));
@@ -268,7 +249,7 @@ fn while_at<C: TensorTree>(
         expect_carries("while", &carries, &next.leaves(), place);
         next
     });
-    let results = while_results((at_most, often), condition, body, &carries, place);
+    let results = while_results(runs, condition, body, &carries, place);
     refill(&shape, &mut results.into_iter())
 }
 
@@ -277,7 +258,7 @@ fn while_results(
     condition: Result<Body, TraceError>,
     body: Result<Body, TraceError>,
     carries: &[Tensor],
-    place: Place,
+    place: CallSite,
 ) -> Vec<Tensor> {
     finish(condition.and_then(|condition| Ok(vec![condition, body?])), |bodies| {
         let (mut graphs, captured) = Body::share_captures(bodies);
@@ -289,7 +270,7 @@ fn while_results(
 }
 
 /// Notes an error if a loop's body returns carries of other types than it got.
-fn expect_carries(op: &str, carries: &[Tensor], results: &[Tensor], place: Place) {
+fn expect_carries(op: &str, carries: &[Tensor], results: &[Tensor], place: CallSite) {
     let (expected, found) = (types_of(carries, place), types_of(results, place));
     if expected != found && are_healthy(results) {
         let what = format!("the carry that a {op}'s body returns");
@@ -322,7 +303,7 @@ pub fn cond<P: TensorTree, O: TensorTree>(
     otherwise: impl FnOnce(P) -> O,
 ) -> O {
     // The branch for `false` comes first in a cond.
-    branch((predicate, Often::default()), &inputs, vec![Box::new(otherwise), Box::new(then)], Location::caller())
+    switch_between(predicate, Often::default(), inputs, vec![Box::new(otherwise), Box::new(then)])
 }
 
 /// Applies the branch that `index`, an `s32[]` counted from 0, chooses to the inputs; an index out of range, on either
@@ -344,12 +325,7 @@ where
     O: TensorTree,
 {
     const { assert!(N > 0, "a switch needs a branch") };
-    branch(
-        (index, Often::default()),
-        &inputs,
-        branches.map(|f| Box::new(f) as Branch<'_, P, O>).into(),
-        Location::caller(),
-    )
+    switch_between(index, Often::default(), inputs, branches.map(|f| Box::new(f) as Branch<'_, P, O>).into())
 }
 
 /// One of several closures to choose from.
@@ -357,26 +333,18 @@ pub(crate) type Branch<'a, P, O> = Box<dyn FnOnce(P) -> O + 'a>;
 
 /// As [`switch`], between any number of branches, with how often each of them runs in several executions.
 #[track_caller]
-pub(crate) fn switch_between<P, O>(index: Tensor, often: Often, inputs: P, branches: Vec<Branch<'_, P, O>>) -> O
+pub(crate) fn switch_between<P, O>(selector: Tensor, often: Often, inputs: P, branches: Vec<Branch<'_, P, O>>) -> O
 where
     P: TensorTree,
     O: TensorTree,
 {
-    branch((index, often), &inputs, branches, Location::caller())
-}
-
-fn branch<P: TensorTree, O: TensorTree>(
-    (selector, often): (Tensor, Often),
-    inputs: &P,
-    branches: Vec<Branch<'_, P, O>>,
-    place: Place,
-) -> O {
+    let place = Location::caller();
     let arguments = inputs.leaves();
     let (mut shape, mut types) = (None, None);
     let mut bodies = Vec::new();
     for (index, f) in branches.into_iter().enumerate() {
         let (body, output) = trace_tree(&format!("branch{index}"), ports(&arguments, place), None, place, |tensors| {
-            let output = f(refill(inputs, tensors));
+            let output = f(refill(&inputs, tensors));
             expect_branch(index, &mut types, &output.leaves(), place);
             output
         });
@@ -394,7 +362,7 @@ fn branch<P: TensorTree, O: TensorTree>(
 }
 
 /// Notes an error if a branch returns other types than the first branch, whose types are put into `types`.
-fn expect_branch(index: usize, types: &mut Option<Vec<TensorType>>, results: &[Tensor], place: Place) {
+fn expect_branch(index: usize, types: &mut Option<Vec<TensorType>>, results: &[Tensor], place: CallSite) {
     let found = types_of(results, place);
     let expected = types.get_or_insert_with(|| found.clone());
     if *expected != found && are_healthy(results) {
@@ -434,7 +402,7 @@ fn checkpoint_results(
     policy: RematPolicy,
     traced: Result<Body, TraceError>,
     arguments: &[Tensor],
-    place: Place,
+    place: CallSite,
 ) -> Vec<Tensor> {
     finish(traced, |traced| {
         let (body, captured) = traced.captures_first();

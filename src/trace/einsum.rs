@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use super::context::{self, Place, apply};
+use super::context::{self, CallSite, apply};
 use super::{Tensor, TraceErrorKind};
 use crate::ir::DType;
 use crate::ops::{AxisList, DotDims, DotGeneral, Precision, Reduce, ReduceKind, Transpose};
@@ -39,68 +39,22 @@ impl From<Precision> for DotOptions {
 /// operands, and no letter occurs twice in one operand. The result has the operands' element type.
 #[track_caller]
 pub fn einsum(formula: &str, operands: &[Tensor]) -> Tensor {
-    einsum_at(formula, operands, DotOptions::default(), Location::caller())
+    einsum_with(formula, operands, DotOptions::default())
 }
 
 /// As [`einsum`], with an element type for accumulation and result, or a precision, or both.
 #[track_caller]
 pub fn einsum_with(formula: &str, operands: &[Tensor], options: impl Into<DotOptions>) -> Tensor {
-    einsum_at(formula, operands, options.into(), Location::caller())
-}
-
-#[track_caller]
-fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Place) -> Tensor {
+    let (options, place) = (options.into(), Location::caller());
     if let Some(&poisoned) = operands.iter().find(|operand| operand.value == context::POISON) {
         return poisoned;
     }
     let refuse =
         |problem: String| context::fail(TraceErrorKind::Einsum { formula: formula.to_owned(), problem }, place);
-    let Some((inputs, output)) = formula.split_once("->") else {
-        return refuse("there is no `->`".to_owned());
+    let (inputs, output) = match parse(formula, operands) {
+        Ok(terms) => terms,
+        Err(problem) => return refuse(problem),
     };
-    let inputs: SmallVec<[Letters; 2]> = inputs.split(',').map(|term| term.trim().chars().collect()).collect();
-    let output: Letters = output.trim().chars().collect();
-    if inputs.len() != operands.len() {
-        return refuse(format!(
-            "it has {}, but the number given is {}",
-            counted(inputs.len(), "operand"),
-            operands.len()
-        ));
-    }
-    for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate() {
-        if letters.len() != operand.rank() {
-            return refuse(format!(
-                "operand {index} has type {}, but the formula gives it {} dimensions",
-                operand.ty(),
-                letters.len()
-            ));
-        }
-    }
-    for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate().skip(1) {
-        let (first, ty) = (operands[0], operand.ty());
-        if ty.dtype != first.dtype() {
-            return refuse(format!("operand 0 has type {}, but operand {index} {ty}; convert one of them", first.ty()));
-        }
-        for (letter, size) in letters.iter().zip(ty.dims) {
-            let place = inputs[0].iter().position(|other| other == letter);
-            if let Some(other) = place.map(|place| first.dims()[place]).filter(|&other| other != size) {
-                return refuse(format!("`{letter}` has size {other} in operand 0, but size {size} in operand {index}"));
-            }
-        }
-    }
-    for letters in inputs.iter().chain([&output]) {
-        for (index, letter) in letters.iter().enumerate() {
-            if !letter.is_alphabetic() {
-                return refuse(format!("`{letter}` is not a letter"));
-            }
-            if letters[..index].contains(letter) {
-                return refuse(format!("`{letter}` occurs twice in one term"));
-            }
-        }
-    }
-    if let Some(letter) = output.iter().find(|letter| !inputs.iter().any(|input| input.contains(letter))) {
-        return refuse(format!("`{letter}` is in the result but in no operand"));
-    }
     // A letter that only one operand has is summed first, so that the product is smaller.
     let mut terms: SmallVec<[(Letters, Tensor); 2]> = SmallVec::new();
     for (index, (letters, &operand)) in inputs.iter().zip(operands).enumerate() {
@@ -116,18 +70,60 @@ fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Pla
     }
     match terms.as_slice() {
         [(letters, operand)] => {
-            arrange(operand.convert(options.dtype.unwrap_or(operand.dtype())), letters, &output, place)
+            in_order(operand.convert(options.dtype.unwrap_or(operand.dtype())), letters, &output, place)
         }
         [(left, lhs), (right, rhs)] => {
             // Either order of the operands is right; the one whose product needs no transpose is better.
             let natural = product_letters(left, right, &output);
             if natural == output || product_letters(right, left, &output) != output {
-                arrange(product((left, *lhs), (right, *rhs), &output, options, place), &natural, &output, place)
+                in_order(product((left, *lhs), (right, *rhs), &output, options, place), &natural, &output, place)
             } else {
                 product((right, *rhs), (left, *lhs), &output, options, place)
             }
         }
         _ => refuse("it must have one or two operands".to_owned()),
+    }
+}
+
+/// The letters of the operands and of the result, or what is wrong with a formula for these operands.
+fn parse(formula: &str, operands: &[Tensor]) -> Result<(SmallVec<[Letters; 2]>, Letters), String> {
+    let Some((inputs, output)) = formula.split_once("->") else { return Err("there is no `->`".to_owned()) };
+    let inputs: SmallVec<[Letters; 2]> = inputs.split(',').map(|term| term.trim().chars().collect()).collect();
+    let output: Letters = output.trim().chars().collect();
+    if inputs.len() != operands.len() {
+        return Err(format!("it has {}, but the number given is {}", counted(inputs.len(), "operand"), operands.len()));
+    }
+    for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate() {
+        if letters.len() != operand.rank() {
+            let (ty, count) = (operand.ty(), letters.len());
+            return Err(format!("operand {index} has type {ty}, but the formula gives it {count} dimensions"));
+        }
+    }
+    for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate().skip(1) {
+        let (first, ty) = (operands[0], operand.ty());
+        if ty.dtype != first.dtype() {
+            return Err(format!("operand 0 has type {}, but operand {index} {ty}; convert one of them", first.ty()));
+        }
+        for (letter, size) in letters.iter().zip(ty.dims) {
+            let place = inputs[0].iter().position(|other| other == letter);
+            if let Some(other) = place.map(|place| first.dims()[place]).filter(|&other| other != size) {
+                return Err(format!("`{letter}` has size {other} in operand 0, but size {size} in operand {index}"));
+            }
+        }
+    }
+    for letters in inputs.iter().chain([&output]) {
+        for (index, letter) in letters.iter().enumerate() {
+            if !letter.is_alphabetic() {
+                return Err(format!("`{letter}` is not a letter"));
+            }
+            if letters[..index].contains(letter) {
+                return Err(format!("`{letter}` occurs twice in one term"));
+            }
+        }
+    }
+    match output.iter().find(|letter| !inputs.iter().any(|input| input.contains(letter))) {
+        Some(letter) => Err(format!("`{letter}` is in the result but in no operand")),
+        None => Ok((inputs, output)),
     }
 }
 
@@ -144,7 +140,7 @@ fn product(
     (right, rhs): (&Letters, Tensor),
     output: &Letters,
     options: DotOptions,
-    place: Place,
+    place: CallSite,
 ) -> Tensor {
     let mut dims = DotDims::default();
     for (left_axis, letter) in left.iter().enumerate() {
@@ -163,7 +159,7 @@ fn product(
 }
 
 /// Transposes from one order of letters to another.
-fn arrange(tensor: Tensor, from: &Letters, to: &Letters, place: Place) -> Tensor {
+fn in_order(tensor: Tensor, from: &Letters, to: &Letters, place: CallSite) -> Tensor {
     if from == to {
         return tensor;
     }

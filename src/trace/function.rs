@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{Place, apply_many, trace_body, type_of, unreachable_body};
+use super::context::{CallSite, apply_many, trace_body, type_of, unreachable_body};
 use super::tree::next_leaf;
 use super::{Inputs, MapTree, Tensor, TensorSpec, TraceError, TraceErrorKind, Tree, called, called_all};
 use crate::ir::{Graph, Origin, PortInfo};
@@ -221,7 +221,7 @@ type TracedLeaves<'a> = Box<dyn FnOnce(&[Tensor]) -> (Vec<Tensor>, Vec<String>) 
 fn trace_graph(
     name: &str,
     (paths, specs): (Vec<String>, Vec<TensorSpec>),
-    place: Place,
+    place: CallSite,
     f: TracedLeaves<'_>,
 ) -> Result<Arc<Graph>, TraceError> {
     for (path, TensorSpec { ty, axes, .. }) in paths.iter().zip(&specs) {

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::context::{self, Place, apply, composite};
+use super::context::{self, CallSite, apply, composite};
 use super::operators::Operand;
 use super::tensor::splat;
 use super::{Tensor, TraceErrorKind, concatenate, iota, zeros};
@@ -130,7 +130,7 @@ impl Tensor {
 
     /// The axis, and start indices that are zero except along it.
     #[track_caller]
-    fn starts_along(self, axis: i32, start: Tensor, place: Place) -> Option<(usize, Vec<Tensor>)> {
+    fn starts_along(self, axis: i32, start: Tensor, place: CallSite) -> Option<(usize, Vec<Tensor>)> {
         let axis = self.axis(axis, place)?;
         let zero = splat(TensorType::scalar(start.dtype()), 0.0, place);
         let mut starts = vec![zero; self.rank()];
@@ -240,7 +240,7 @@ impl At<'_> {
 
     /// All index tensors in one, with the matching dimension numbers; `None` if they do not fit each other.
     #[track_caller]
-    fn combined(self, place: Place) -> Option<(Tensor, GatherDims)> {
+    fn combined(self, place: CallSite) -> Option<(Tensor, GatherDims)> {
         let (rank, count) = (self.target.rank(), self.indices.len());
         if std::iter::once(&self.target).chain(self.indices).any(|tensor| tensor.value == context::POISON) {
             context::fail(TraceErrorKind::Other("an index has no value".to_owned()), place);
@@ -282,7 +282,7 @@ impl At<'_> {
     }
 
     #[track_caller]
-    fn fill_outside(self, found: Tensor, number: f64, place: Place) -> Tensor {
+    fn fill_outside(self, found: Tensor, number: f64, place: CallSite) -> Tensor {
         let within = |(axis, &index): (usize, &Tensor)| index.greater_equal(0.0) & index.less_equal(self.last(axis));
         let inside = self.indices.iter().enumerate().map(within).reduce(|left, right| left & right);
         let Some(inside) = inside else { return found };

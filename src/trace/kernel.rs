@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::context::{apply_many, fail_error, known_type, trace_body};
-use super::{Place, Tensor, TraceError};
+use super::{CallSite, Tensor, TraceError};
 use crate::ir::{DType, Graph, Name, OpError, OpName, Origin, PortInfo, TensorType, TypeError};
 use crate::ops::{
     CustomCall, KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules, RuleText,
@@ -85,7 +85,7 @@ pub struct Kernel {
     definition: Arc<Definition>,
     gradient: Option<Arc<Gradient>>,
     implementations: Vec<Implementation>,
-    place: Place,
+    place: CallSite,
     definitions: Made<Graph>,
     gradients: Made<KernelGradient>,
 }

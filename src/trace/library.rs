@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use super::Tensor;
-use super::context::{Place, apply, apply_many};
+use super::context::{apply, apply_many};
 use crate::ir::DType;
 use crate::ops::{
     Attention, AttentionForm, Convolution, CustomCall, Iota, Precision, RaggedDot, RaggedForm, RaggedMode, Sort, TopK,
@@ -14,12 +14,13 @@ use crate::ops::{
 /// order. The sort is stable. Among floating-point keys, -0 equals 0 and NaN is the largest.
 #[track_caller]
 pub fn sort_together(tensors: &[Tensor], axis: i32, key_count: usize) -> Vec<Tensor> {
-    sort_at(tensors, axis, key_count, false, Location::caller())
+    sort_in(tensors, axis, key_count, false)
 }
 
-fn sort_at(tensors: &[Tensor], axis: i32, key_count: usize, descending: bool, place: Place) -> Vec<Tensor> {
-    let axes = tensors.first().map(|first| first.axes(axis, place)).unwrap_or_default();
-    let axis = axes.first().copied().unwrap_or(0);
+#[track_caller]
+fn sort_in(tensors: &[Tensor], axis: i32, key_count: usize, descending: bool) -> Vec<Tensor> {
+    let place = Location::caller();
+    let axis = tensors.first().and_then(|first| first.axis(axis, place)).unwrap_or(0);
     apply_many(Sort { axis, key_count, descending }.into(), tensors, tensors.len(), place).to_vec()
 }
 
@@ -27,32 +28,17 @@ impl Tensor {
     /// Sorts along an axis, ascending. Among floating-point elements, -0 equals 0 and NaN is the largest.
     #[track_caller]
     pub fn sort(self, axis: i32) -> Tensor {
-        sort_at(&[self], axis, 1, false, Location::caller())[0]
+        sort_in(&[self], axis, 1, false)[0]
     }
 
-    /// Sorts along an axis, descending: NaN comes first.
-    #[track_caller]
-    pub fn sort_descending(self, axis: i32) -> Tensor {
-        sort_at(&[self], axis, 1, true, Location::caller())[0]
-    }
-
-    /// Positions (`s32`) along an axis in the order of [`Tensor::sort`]; among equal elements, the first comes first.
-    #[track_caller]
-    pub fn argsort(self, axis: i32) -> Tensor {
-        self.argsort_at(axis, false, Location::caller())
-    }
-
-    /// Positions (`s32`) along an axis in the order of [`Tensor::sort_descending`]; among equal elements, the first
-    /// comes first.
+    /// Positions (`s32`) along an axis in descending order: NaN comes first; among equal elements, the first comes
+    /// first. [`sort_together`] with positions gives them in ascending order.
     #[track_caller]
     pub fn argsort_descending(self, axis: i32) -> Tensor {
-        self.argsort_at(axis, true, Location::caller())
-    }
-
-    fn argsort_at(self, axis: i32, descending: bool, place: Place) -> Tensor {
+        let place = Location::caller();
         let Some(position) = self.axis(axis, place) else { return self };
         let positions = apply(Iota { ty: self.ty().with_dtype(DType::S32), axis: position }, &[], place);
-        sort_at(&[self, positions], axis, 1, descending, place)[1]
+        sort_in(&[self, positions], axis, 1, true)[1]
     }
 
     /// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Among equal
@@ -70,25 +56,15 @@ impl Tensor {
 /// Values must be finite: a row is multiplied by zero where it does not belong.
 #[track_caller]
 pub fn ragged_dot(rows: Tensor, matrices: Tensor, group_sizes: Tensor) -> Tensor {
-    ragged_dot_at(rows, matrices, group_sizes, rows.dtype(), Location::caller())
-}
-
-/// As [`ragged_dot`], accumulated in and returned as `dtype`.
-#[track_caller]
-pub fn ragged_dot_with(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DType) -> Tensor {
-    ragged_dot_at(rows, matrices, group_sizes, dtype, Location::caller())
-}
-
-fn ragged_dot_at(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DType, place: Place) -> Tensor {
     let op = RaggedDot {
         mode: RaggedMode::Rows,
         batch_count: 0,
         block_count: 0,
-        dtype,
+        dtype: rows.dtype(),
         precision: Precision::Default,
         form: RaggedForm::Masked,
     };
-    apply(op, &[rows, matrices, group_sizes], place)
+    ragged_dot_by(op, [rows, matrices, group_sizes])
 }
 
 /// A grouped product by its op.

@@ -47,7 +47,7 @@ mod tree;
 mod windows;
 
 pub use batching::{MappedAxes, VmapOptions, vmap, vmap_with};
-pub(crate) use context::{Place, unreachable_body};
+pub(crate) use context::{CallSite, unreachable_body};
 pub use context::{composite, fail_internal};
 pub(crate) use control::{Branch, change_if, switch_between, while_at_most};
 pub use control::{
@@ -57,16 +57,16 @@ pub use einsum::{DotOptions, einsum, einsum_with};
 pub use error::{InitError, TraceError, TraceErrorKind, TransformError};
 pub(crate) use error::{called, called_all};
 pub use function::{Function, StepFunction};
-pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of, split_backward};
+pub(crate) use graphs::{
+    barrier, differentiate, fail, graph_at, graph_of, inline, label_from, origin_of, split_backward,
+};
 pub use handle::Tensor;
 pub use indexing::At;
 pub use init::{first_values, initialize};
 pub use kernel::{Kernel, KernelBody, ResultDType};
 pub use layer_path::{LayerNumbers, LayerPath};
 pub(crate) use library::ragged_dot_by;
-pub use library::{
-    attention_over, causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together,
-};
+pub use library::{attention_over, causal_depthwise_convolution, convolution, custom_call, ragged_dot, sort_together};
 pub use operators::{Broadcast, KeepDims, Operand};
 pub(crate) use random::words_of;
 pub use random::{Fold, Key};

@@ -3,7 +3,7 @@
 use std::ops;
 use std::panic::Location;
 
-use super::context::{self, Place, apply, composite};
+use super::context::{self, CallSite, apply, composite};
 use super::tensor::splat;
 use super::{Axes, DotOptions, Tensor};
 use crate::ops::{
@@ -17,7 +17,7 @@ use crate::ops::{
 /// `x` is `s32`. Division of integers truncates, as Rust's does.
 pub trait Operand: Copy {
     /// The operand as a tensor; a number takes the type of `other`.
-    fn tensor(self, other: Tensor, place: Place) -> Tensor;
+    fn tensor(self, other: Tensor, place: CallSite) -> Tensor;
 
     /// The operand itself if it is a tensor, or `None` if it is a number.
     fn own(self) -> Option<Tensor> {
@@ -26,7 +26,7 @@ pub trait Operand: Copy {
 }
 
 impl Operand for Tensor {
-    fn tensor(self, _: Tensor, _: Place) -> Tensor {
+    fn tensor(self, _: Tensor, _: CallSite) -> Tensor {
         self
     }
 
@@ -37,14 +37,14 @@ impl Operand for Tensor {
 
 impl Operand for f64 {
     #[track_caller]
-    fn tensor(self, other: Tensor, place: Place) -> Tensor {
+    fn tensor(self, other: Tensor, place: CallSite) -> Tensor {
         splat(other.ty(), self, place)
     }
 }
 
 impl Operand for i32 {
     #[track_caller]
-    fn tensor(self, other: Tensor, place: Place) -> Tensor {
+    fn tensor(self, other: Tensor, place: CallSite) -> Tensor {
         splat(other.ty(), self.into(), place)
     }
 }
@@ -56,7 +56,7 @@ pub struct Broadcast(Tensor);
 
 impl Operand for Broadcast {
     #[track_caller]
-    fn tensor(self, other: Tensor, place: Place) -> Tensor {
+    fn tensor(self, other: Tensor, place: CallSite) -> Tensor {
         if other.value == context::POISON { other } else { self.0.broadcast_to_at(&other.dims(), place) }
     }
 
@@ -67,7 +67,7 @@ impl Operand for Broadcast {
 
 /// Repeats whichever of two tensors has no dimensions to those of the other.
 #[track_caller]
-pub(super) fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
+pub(super) fn align(x: Tensor, y: Tensor, place: CallSite) -> (Tensor, Tensor) {
     let (x_dims, y_dims) = (x.dims(), y.dims());
     match (x_dims.is_empty(), y_dims.is_empty()) {
         (true, false) => (x.broadcast_at(&y_dims, AxisList::new(), place), y),
@@ -77,13 +77,13 @@ pub(super) fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
 }
 
 #[track_caller]
-pub(super) fn binary(kind: BinaryKind, x: Tensor, y: Tensor, place: Place) -> Tensor {
+pub(super) fn binary(kind: BinaryKind, x: Tensor, y: Tensor, place: CallSite) -> Tensor {
     let (x, y) = align(x, y, place);
     apply(Binary(kind), &[x, y], place)
 }
 
 #[track_caller]
-fn compare(direction: Direction, x: Tensor, y: Tensor, place: Place) -> Tensor {
+fn compare(direction: Direction, x: Tensor, y: Tensor, place: CallSite) -> Tensor {
     let (x, y) = align(x, y, place);
     apply(Compare(direction), &[x, y], place)
 }
@@ -290,7 +290,7 @@ impl KeepDims {
     }
 
     #[track_caller]
-    fn fold(self, axes: impl Axes, place: Place, f: impl FnOnce(Tensor, &[i32]) -> Tensor) -> Tensor {
+    fn fold(self, axes: impl Axes, place: CallSite, f: impl FnOnce(Tensor, &[i32]) -> Tensor) -> Tensor {
         composite(place, || {
             let axes = self.0.axes(axes, place);
             let folded = f(self.0, &axes.iter().map(|&axis| axis as i32).collect::<Vec<_>>());
@@ -368,7 +368,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn arg_reduce(self, kind: ArgReduceKind, axis: i32, place: Place) -> Tensor {
+    fn arg_reduce(self, kind: ArgReduceKind, axis: i32, place: CallSite) -> Tensor {
         let Some(axis) = self.axis(axis, place) else { return self };
         apply(ArgReduce { kind, axis }, &[self], place)
     }

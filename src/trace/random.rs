@@ -24,7 +24,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 use std::panic::Location;
 
-use super::context::{self, Place, apply, apply_many, composite};
+use super::context::{self, CallSite, apply, apply_many, composite};
 use super::tensor::splat;
 use super::{Tensor, TensorSpec, TraceErrorKind, arange, full, iota, sort_together, stack, zeros};
 use crate::ir::{DType, Literal, TensorType};
@@ -282,17 +282,17 @@ fn above_minus_one(dtype: DType) -> f64 {
 pub trait Fold {
     /// The number as a tensor.
     #[doc(hidden)]
-    fn tensor(self, place: Place) -> Tensor;
+    fn tensor(self, place: CallSite) -> Tensor;
 }
 
 impl Fold for u32 {
-    fn tensor(self, place: Place) -> Tensor {
+    fn tensor(self, place: CallSite) -> Tensor {
         splat(TensorType::scalar(DType::U32), self.into(), place)
     }
 }
 
 impl Fold for Tensor {
-    fn tensor(self, _: Place) -> Tensor {
+    fn tensor(self, _: CallSite) -> Tensor {
         self
     }
 }
@@ -424,13 +424,6 @@ impl Key<Tensor> {
         composite(Location::caller(), || {
             unit_at(self, DType::F32, counters_by_row(dims.as_ref(), rows)).less(probability)
         })
-    }
-
-    /// True with the probability that each element, of a floating-point type, gives.
-    #[track_caller]
-    pub fn bernoulli_of(self, probabilities: Tensor) -> Tensor {
-        let ty = probabilities.ty();
-        composite(Location::caller(), || unit(self, ty.dtype, &ty.dims).less(probabilities))
     }
 
     /// Standard Gumbel: `-log(-log(u))`.

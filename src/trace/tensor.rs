@@ -6,7 +6,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use super::context::{self, Place, apply, composite};
+use super::context::{self, CallSite, apply, composite};
 use super::error::TraceErrorKind;
 use super::handle::Tensor;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role, Spec, TensorType};
@@ -331,7 +331,7 @@ impl Tensor {
 
     /// Resolves axis numbers; notes an error and returns no axes if they do not fit.
     #[track_caller]
-    pub(super) fn axes(self, axes: impl Axes, place: Place) -> AxisList {
+    pub(super) fn axes(self, axes: impl Axes, place: CallSite) -> AxisList {
         let rank = self.rank();
         axes.resolve(rank).unwrap_or_else(|axis| {
             if self.value != context::POISON {
@@ -344,7 +344,7 @@ impl Tensor {
 
     /// Resolves one axis number, as [`Tensor::axes`] does.
     #[track_caller]
-    pub(super) fn axis(self, axis: i32, place: Place) -> Option<usize> {
+    pub(super) fn axis(self, axis: i32, place: CallSite) -> Option<usize> {
         self.axes(axis, place).first().copied()
     }
 
@@ -375,7 +375,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    pub(super) fn reshape_at(self, dims: &[usize], place: Place) -> Tensor {
+    pub(super) fn reshape_at(self, dims: &[usize], place: CallSite) -> Tensor {
         if self.value != context::POISON && self.dims().as_slice() == dims {
             return self;
         }
@@ -420,7 +420,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    pub(super) fn broadcast_to_at(self, dims: &[usize], place: Place) -> Tensor {
+    pub(super) fn broadcast_to_at(self, dims: &[usize], place: CallSite) -> Tensor {
         let own = self.dims();
         let offset = dims.len().saturating_sub(own.len());
         // Dimensions of size 1 that grow are dropped first, since a broadcast never changes a size.
@@ -444,7 +444,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    pub(super) fn broadcast_at(self, dims: &[usize], mapping: AxisList, place: Place) -> Tensor {
+    pub(super) fn broadcast_at(self, dims: &[usize], mapping: AxisList, place: CallSite) -> Tensor {
         if self.value != context::POISON && mapping.len() == dims.len() && self.dims().as_slice() == dims {
             return self;
         }
@@ -575,21 +575,6 @@ impl Tensor {
         apply(Gather { dims: Box::new(dims), slice_sizes, promise: IndexPromise::default() }, &[self, indices], place)
     }
 
-    /// Takes one element of the last dimension by index: `result[..] = self[.., indices[..]]`. `indices` has all
-    /// dimensions but the last. An index out of range takes the nearest element.
-    #[track_caller]
-    pub fn take_along_last(self, indices: Tensor) -> Tensor {
-        let place = Location::caller();
-        let batch = indices.rank();
-        if self.rank() != batch + 1 {
-            let expected = format!("indices with {}", counted(self.rank().saturating_sub(1), "dimension"));
-            return self.mismatch("take_along_last", expected, indices.ty().to_string(), place);
-        }
-        let dims = GatherDims::along_last(batch, batch);
-        let slice_sizes = Dims::from_elem(1, batch + 1);
-        apply(Gather { dims: Box::new(dims), slice_sizes, promise: IndexPromise::default() }, &[self, indices], place)
-    }
-
     /// The same value through which no gradient flows.
     #[track_caller]
     pub fn stop_gradient(self) -> Tensor {
@@ -636,7 +621,7 @@ impl Tensor {
 }
 
 /// A number as every element of a tensor: Rust numbers enter a trace here. Nothing is rounded to an integer.
-pub(super) fn splat(ty: TensorType, number: f64, place: Place) -> Tensor {
+pub(super) fn splat(ty: TensorType, number: f64, place: CallSite) -> Tensor {
     if !ty.dtype.holds(number) {
         return context::fail(TraceErrorKind::Number { number, dtype: ty.dtype }, place);
     }

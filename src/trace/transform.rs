@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::context::{self, Body, Place, push_values, with_builder};
+use super::context::{self, Body, CallSite, push_values, with_builder};
 use super::control::{describe, ports, trace_tree, types_of};
 use super::{Tensor, TensorTree, TraceError, TraceErrorKind, inline, refill};
 use crate::autodiff::{self, Tape, gradient_of_first};
@@ -16,7 +16,7 @@ pub fn value_and_grad<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor) -> 
 }
 
 /// [`value_and_grad`] for a function of this library, which is called at `place`.
-pub(crate) fn value_and_grad_at<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor, place: Place) -> (Tensor, P) {
+pub(crate) fn value_and_grad_at<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor, place: CallSite) -> (Tensor, P) {
     let (value, (), gradient) = differentiate(params, |params| (f(params), ()), place);
     (value, gradient)
 }
@@ -36,7 +36,7 @@ pub fn grad<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor) -> P {
 fn differentiate<P: TensorTree, A: TensorTree>(
     params: P,
     f: impl FnOnce(P) -> (Tensor, A),
-    place: Place,
+    place: CallSite,
 ) -> (Tensor, A, P) {
     let arguments = params.leaves();
     let (traced, shape) =
@@ -47,7 +47,7 @@ fn differentiate<P: TensorTree, A: TensorTree>(
 }
 
 /// The results of a traced function, and the gradient of the first; nothing after an error.
-fn value_and_gradient(traced: Result<Body, TraceError>, arguments: &[Tensor], place: Place) -> Vec<Tensor> {
+fn value_and_gradient(traced: Result<Body, TraceError>, arguments: &[Tensor], place: CallSite) -> Vec<Tensor> {
     let results = traced.map_err(context::fail_error).ok().and_then(|body| {
         let (graph, captured) = body.captures_first();
         let operands = [&captured[..], arguments].concat();
@@ -110,7 +110,7 @@ struct Traced<O> {
 fn trace_function<P: TensorTree, O: TensorTree>(
     inputs: &P,
     f: impl FnOnce(P) -> O,
-    place: Place,
+    place: CallSite,
 ) -> Result<Traced<O>, O> {
     let arguments = inputs.leaves();
     let (traced, shape) =
@@ -130,7 +130,7 @@ fn trace_function<P: TensorTree, O: TensorTree>(
 }
 
 /// Notes an error unless two lists of tensors have the same types, where these are floating-point.
-fn expect_types(what: &str, expected: &[TensorType], found: &[TensorType], place: Place) {
+fn expect_types(what: &str, expected: &[TensorType], found: &[TensorType], place: CallSite) {
     let fits = |(expected, found): (&TensorType, &TensorType)| !expected.dtype.is_float() || expected == found;
     if expected.len() != found.len() || !expected.iter().zip(found).all(fits) {
         let (what, expected, found) = (what.to_owned(), describe(expected), describe(found));
@@ -171,7 +171,7 @@ pub fn linearize<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O
     let place = Location::caller();
     let traced = trace_function(&inputs, f, place);
     let outputs = match &traced {
-        Ok(traced) => refill(&traced.shape, &mut inline(&traced.graph, &traced.operands, place).into_iter()),
+        Ok(traced) => refill(&traced.shape, &mut inline(&traced.graph, &traced.operands).into_iter()),
         Err(poisoned) => refill(poisoned, &mut std::iter::empty()),
     };
     let derivative = move |tangents: P| match &traced {
@@ -181,7 +181,7 @@ pub fn linearize<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O
     (outputs, derivative)
 }
 
-fn push_forward<O: TensorTree>(traced: &Traced<O>, tangents: &[Tensor], place: Place) -> (O, O) {
+fn push_forward<O: TensorTree>(traced: &Traced<O>, tangents: &[Tensor], place: CallSite) -> (O, O) {
     let arguments = &traced.operands[traced.captured..];
     expect_types("the tangents given to a jvp", &types_of(arguments, place), &types_of(tangents, place), place);
     let operands = [&traced.operands[..], tangents].concat();

@@ -16,7 +16,7 @@ use crate::ir::{AxisNames, DType, Origin, Role};
 use crate::ops::WithAxes;
 use crate::optim::expect_one_for_each;
 use crate::trace::{
-    Param, Place, Tensor, TraceErrorKind, Tree, fail, label, label_from, origin_of, refill, scan, scope,
+    CallSite, Param, Tensor, TraceErrorKind, Tree, composite, fail, label_from, origin_of, refill, scan, scope,
     value_and_grad_at, zeros,
 };
 
@@ -91,13 +91,13 @@ fn expect_declared(
     function: &str,
     declared: &impl Tree<Leaf = Param>,
     values: &impl Tree<Leaf = Tensor>,
-    place: Place,
+    place: CallSite,
 ) {
     expect_one_for_each(function, values.leaves().len(), &[("declared parameters", declared.leaves().len())], place);
 }
 
 /// Rows `[n * parts, ..]` as parts `[parts, n, ..]`.
-fn in_parts(rows: Tensor, parts: usize, place: Place) -> Tensor {
+fn in_parts(rows: Tensor, parts: usize, place: CallSite) -> Tensor {
     let dims = rows.dims();
     let Some((&count, other)) = dims.split_first().filter(|&(&count, _)| count.is_multiple_of(parts)) else {
         let kind = TraceErrorKind::Mismatch {
@@ -119,8 +119,7 @@ fn in_parts(rows: Tensor, parts: usize, place: Place) -> Tensor {
 pub fn in_role<P: Tree<Leaf = Tensor>>(declared: &impl Tree<Leaf = Param>, values: &P, role: Role) -> P {
     let place = Location::caller();
     expect_declared("in_role", declared, values, place);
-    let values_and_names = values.leaves().into_iter().zip(declared.leaves());
-    let mut labelled =
-        values_and_names.map(|(value, param)| label(value, WithAxes { role, ..WithAxes::new(param.spec.axes) }, place));
-    refill(values, &mut labelled)
+    let in_role =
+        |(value, param): (Tensor, Param)| value.with_logical_axes(WithAxes { role, ..WithAxes::new(param.spec.axes) });
+    composite(place, || refill(values, &mut values.leaves().into_iter().zip(declared.leaves()).map(in_role)))
 }

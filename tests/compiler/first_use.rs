@@ -119,7 +119,7 @@ fn refusals_name_what_is_wrong_and_where() {
     type Case = (&'static str, fn(Tensor) -> Tensor);
     let refusals: &[Case] = &[
         ("axis 5 is out of range", |x| stack(&[x, x], 5)),
-        ("multiply(f32[3,2], f32[2,3])", |x| nn::swiglu(x.transpose([1, 0]), x)),
+        ("multiply(f32[3,2], f32[2,3])", |x| nn::Activation::Silu.of(x.transpose([1, 0]), x)),
         ("the axes of a transpose: expected one for each of 2 dimensions, found 1", |x| x.transpose([1])),
         ("indexing: expected indices for 1 dimension, found 2", |x| x.index(0).index((0, 0))),
         ("s8 cannot hold the number 299; use an element type that can", |_| iota(S8, [300], 0)),

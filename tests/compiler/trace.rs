@@ -393,7 +393,6 @@ fn indexing() {
     let rows = || constant(Literal::from_slice(&[2, 2], &[1, 0, 7, -3]).expect("four"));
     check(|x, _| x.take(0, rows()), |x, _| [&x[3..], &x[..3], &x[3..], &x[..3]].concat());
     check(|x, _| x.take(1, arange(S32, 2)), |x, _| vec![x[0], x[1], x[3], x[4]]);
-    check(|x, _| x.take_along_last(arange(S32, 2)), |x, _| vec![x[0], x[4]]);
     check(
         |x, _| x.dynamic_slice(&[arange(S32, 1).sum(..), x.argmax(1).max(..)], [2, 1]),
         |x, _| {

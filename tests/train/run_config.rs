@@ -275,7 +275,6 @@ fn round_trip() {
     weights = "bsw"
     schedule = "circular"
     delay_forwarding = true
-    skip_bubbles = false
     scan_iterations = true
     scan_repeats = true
     keep_gathered = false
@@ -656,7 +655,6 @@ fn pipeline_options() {
         weights: WeightPlan::SplitSlidingWindow,
         schedule: Schedule::Circular,
         delay_forwarding: true,
-        skip_bubbles: false,
         scan_iterations: true,
         scan_repeats: false,
         scan_layers: false,

@@ -17,6 +17,7 @@ mod pipeline_options;
 mod pipeline_packed;
 mod pipeline_phases;
 mod pipeline_prediction;
+mod pipeline_replay;
 mod pipeline_tables;
 mod pipeline_traffic;
 mod pipelines;

@@ -115,7 +115,7 @@ fn in_one_loop(options: PipelineOptions) -> PipelineOptions {
         plan => plan,
     };
     let schedule = Schedule::OneForwardOneBackward;
-    PipelineOptions { repeats: 1, delay_forwarding: false, skip_bubbles: false, schedule, weights, ..options }
+    PipelineOptions { repeats: 1, delay_forwarding: false, schedule, weights, ..options }
 }
 
 /// A random pipeline, three in five of them with a sliding window.
@@ -143,7 +143,6 @@ fn random_case(random: &mut Random) -> Case {
         weights: PLANS[[0, 0, 1, 2, 3][random.below(5)]],
         schedule: Schedule::Circular,
         delay_forwarding,
-        skip_bubbles: false,
         scan_iterations: flag(random),
         scan_repeats: flag(random),
         scan_layers: flag(random),
@@ -164,7 +163,7 @@ fn random_case(random: &mut Random) -> Case {
             };
             PipelineOptions { schedule, chunks, microbatches, ..in_one_loop(options) }
         }
-        _ => PipelineOptions { skip_bubbles: random.below(2) == 0, ..options },
+        _ => options,
     };
     // Uneven layers: tables are searched for these costs.
     let mut cost = |_| {
@@ -262,21 +261,6 @@ fn zero_bubbles() {
     }
 }
 
-/// Stages that do nothing in bubbles compute what those compute that work on zeros.
-#[test]
-fn skipped_bubbles() {
-    let forms = [(1, 4, false), (1, 7, true), (3, 8, false), (2, 8, true)];
-    for [weights, form] in pairs::of_two("transform skipped bubbles", [PLANS.len(), forms.len()]) {
-        let (repeats, microbatches, delay_forwarding) = forms[form];
-        let plain = options(4, repeats, microbatches, PLANS[weights]);
-        let options =
-            PipelineOptions { skip_bubbles: true, delay_forwarding, remat: remats()[repeats].clone(), ..plain };
-        check(&Case { poisonous: true, dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
-    }
-    let tensor = PipelineOptions { skip_bubbles: true, ..options(4, 2, 8, WeightPlan::SlidingWindow) };
-    check(&Case::new(tensor, "stage=4,tensor=2"));
-}
-
 #[test]
 fn random_pipelines() {
     for number in cases("transform random pipelines", 10, 0..800) {
@@ -325,10 +309,6 @@ fn on_eight_devices() {
         let plain = options(stages, 1, 2 * stages, WeightPlan::SlidingWindow);
         Case::new(in_one_loop(plain), mesh)
     };
-    let skipping = |stages, mesh| {
-        let plain = options(stages, 2, 2 * stages, WeightPlan::SlidingWindow);
-        Case { poisonous: true, ..Case::new(PipelineOptions { skip_bubbles: true, ..plain }, mesh) }
-    };
     let interleaved = |stages, chunks, microbatches, mesh| {
         let case = Case::new(interleaved_chunks(stages, chunks, microbatches), mesh);
         Case { poisonous: true, dropout: true, ..case }
@@ -344,8 +324,6 @@ fn on_eight_devices() {
         circular(2, WeightPlan::SlidingWindow, two),
         circular(4, WeightPlan::SlidingWindow, four),
         circular(2, WeightPlan::PerIteration, two),
-        skipping(4, four),
-        skipping(2, two),
         circular(4, WeightPlan::PerIteration, four),
         interleaved(2, 2, 5, "stage=2,fsdp=2,tensor=2"),
         interleaved(2, 3, 4, "data=2,stage=2,tensor=2"),

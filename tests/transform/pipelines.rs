@@ -90,7 +90,6 @@ impl fmt::Display for Case {
         } = &self.options;
         let flags = [
             ("delay", self.options.delay_forwarding),
-            ("skipped bubbles", self.options.skip_bubbles),
             ("unrolled iterations", !self.options.scan_iterations),
             ("unrolled repeats", !self.options.scan_repeats),
             ("unrolled layers", !self.options.scan_layers),

@@ -9,6 +9,7 @@ use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::Literal;
+use meshloom::optim::{AdamW, Optimizer};
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::passes::CollectiveLimits;
 use meshloom::sharding::Role;
@@ -43,7 +44,7 @@ fn config(settings: &[&str]) -> RunConfig {
 /// what is almost zero.
 fn train_step(config: &RunConfig) -> TrainStep {
     let mut step = config.train_step().unwrap();
-    step.optimizer.adamw_mut().epsilon = 1e-2;
+    step.optimizer = Optimizer::AdamW(AdamW { epsilon: 1e-2, ..step.optimizer.adamw().clone() });
     step
 }
 

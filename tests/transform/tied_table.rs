@@ -3,6 +3,7 @@
 
 use crate::transform::train_steps::{self, By, assert_same, batch, lowered};
 use meshloom::ir::Literal;
+use meshloom::optim::{AdamW, Optimizer};
 use meshloom::partition::CollectiveKind;
 use meshloom::passes::CollectiveLimits;
 use meshloom_train::config::RunConfig;
@@ -42,7 +43,7 @@ fn config(settings: &[&str]) -> RunConfig {
 fn train_step(config: &RunConfig) -> TrainStep {
     let mut step = config.train_step().expect("a step");
     // Otherwise a first step would be the sign of the gradient.
-    step.optimizer.adamw_mut().epsilon = 1e-2;
+    step.optimizer = Optimizer::AdamW(AdamW { epsilon: 1e-2, ..step.optimizer.adamw().clone() });
     step
 }
 

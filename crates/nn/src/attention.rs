@@ -8,11 +8,11 @@ use meshloom::ops::{AttentionForm, KeyExchange, Number, PlaceOrder};
 use meshloom::trace::{Tensor, attention_over, composite, einsum, iota, zeros};
 
 use super::dropout::{Dropout, DroppedWeights};
-use super::keys::Keys;
+use super::kv_cache::Keys;
 use super::layout::{KEY, QUERY};
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary, rotate};
-use super::token_places::{Sight, TokenPlaces};
+use super::token_places::{BlockMask, TokenPlaces};
 
 meshloom::tree! {
     /// Parameters of [`attention`].
@@ -128,10 +128,10 @@ pub fn attention(
     tokens: TokenPlaces,
     dropout: Option<Dropout>,
 ) -> Tensor {
-    attention_over_keys(x, params, config, rotary, &mut Keys::OfRows(tokens), dropout)
+    attention_over_keys(x, params, config, rotary, &mut Keys::of_rows(tokens), dropout)
 }
 
-/// As [`attention`], over the keys and values that queries meet.
+/// As [`attention`], over the keys and values that queries see.
 pub(super) fn attention_over_keys(
     x: Tensor,
     params: &Attention<Tensor>,
@@ -158,7 +158,7 @@ pub(super) fn attention_over_keys(
     let query = turned(query, norms.map(|norms| norms.query));
     let key = project(params.wk, bias.map(|bias| bias.key), KEY);
     let key = turned(key, norms.map(|norms| norms.key));
-    let (key, value) = keys.meet(key, || project(params.wv, bias.map(|bias| bias.value), KEY));
+    let (key, value) = keys.update(key, || project(params.wv, bias.map(|bias| bias.value), KEY));
     let groups = heads / kv_heads.max(1);
     let query = query.reshape([batch, kv_heads, groups, length, head_dim]);
     let options =
@@ -194,8 +194,9 @@ pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options:
         let scale = (head_dim as f64).powf(-0.5);
         let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
         let operands = [query, by_head(key), by_head(value)];
-        let sight = Sight { queries: rows, keys: rows, exchange: KeyExchange::Gather, order: PlaceOrder::Index };
-        let mixed = mixed_values(operands, sight, scale, options);
+        let block_mask =
+            BlockMask { queries: rows, keys: rows, exchange: KeyExchange::Gather, order: PlaceOrder::Index };
+        let mixed = mixed_values(operands, block_mask, scale, options);
         by_head(mixed.reshape([batch, heads, length, value.dim(3)]))
     })
 }
@@ -218,22 +219,22 @@ pub(super) fn attend(
     let heads = queries.dims();
     let dropout = dropout.and_then(|dropout| dropout.of_weights([heads[1], heads[2]]));
     let options = AttentionOptions { dropout, ..options };
-    mixed_values(operands, keys.sight(), scale, &options)
+    mixed_values(operands, keys.block_mask(), scale, &options)
 }
 
 /// As [`attend`], by what queries see.
-fn mixed_values(operands: [Tensor; 3], sight: Sight, scale: f64, options: &AttentionOptions) -> Tensor {
+fn mixed_values(operands: [Tensor; 3], block_mask: BlockMask, scale: f64, options: &AttentionOptions) -> Tensor {
     let form = AttentionForm {
         scale: Number::new(scale),
         softcap: options.softcap.map(Number::new),
         causal: true,
         window: options.window,
-        order: sight.order,
-        exchange: sight.exchange,
+        order: block_mask.order,
+        exchange: block_mask.exchange,
         dropout: options.dropout.map(|dropped| Number::new(dropped.rate)),
     };
-    let segments = [sight.queries[0], sight.keys[0]];
-    let places = [sight.queries[1], sight.keys[1]];
+    let segments = [block_mask.queries[0], block_mask.keys[0]];
+    let places = [block_mask.queries[1], block_mask.keys[1]];
     let seeds = options.dropout.map(|dropped| dropped.seeds);
     let (mixed, log_total) = attention_over(form, operands, segments, places, seeds);
     // A name is one for what made the value, which is then kept in its stead.

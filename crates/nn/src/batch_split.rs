@@ -21,13 +21,13 @@
 use meshloom::trace::{Tensor, scope, stack};
 
 use super::dropout::Dropout;
-use super::keys::Keys;
+use super::kv_cache::Keys;
 use super::layer::{Angles, FeedForward, FeedForwardConfig, Layer, LayerLoss, RowInputs, added};
 use super::moe::{Moe, MoeConfig, add_shared, combine, dispatch, route, run_experts};
 use super::token_places::TokenPlaces;
 
 /// One half of what a layer reads.
-struct Half {
+struct BatchHalf {
     x: Tensor,
     angles: Angles,
     tokens: TokenPlaces,
@@ -53,7 +53,7 @@ pub(super) fn run(layer: Layer<'_>, x: Tensor, rows: RowInputs<'_>, dropout: Opt
 /// The steps of a layer with routed experts, in the order of the table above.
 fn routed_layer(
     layer: Layer<'_>,
-    [first, second]: &[Half; 2],
+    [first, second]: &[BatchHalf; 2],
     experts: &Moe<Tensor>,
     routed: &MoeConfig,
 ) -> (Tensor, LayerLoss) {
@@ -78,16 +78,16 @@ fn routed_layer(
     })
 }
 
-impl Half {
+impl BatchHalf {
     fn attention(&self, layer: Layer<'_>) -> Tensor {
-        layer.attention_block(self.x, &self.angles, &mut Keys::OfRows(self.tokens), self.dropout)
+        layer.attention_block(self.x, &self.angles, &mut Keys::of_rows(self.tokens), self.dropout)
     }
 }
 
 /// Cuts the inputs of a layer into halves. Dropout goes by the numbers of rows, so the same elements drop as in a layer
 /// that is not cut.
-fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
-    [0, 1].map(|half| Half {
+fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [BatchHalf; 2] {
+    [0, 1].map(|half| BatchHalf {
         x: every_second(x, half),
         angles: rows.angles.map(|angles| every_second(angles, half)),
         tokens: rows.tokens.map(|x| every_second(x, half)),

@@ -5,14 +5,14 @@ use meshloom::trace::{Tensor, TensorSpec, scope};
 
 use super::config::DecoderConfig;
 use super::dropout::Dropout;
-use super::further::{KnownTokens, LossWeights};
 use super::head::Head;
 use super::layer::{LayerLoss, added};
 use super::layers::LayerRows;
 use super::layout::Rows;
 use super::loss::WholeBatch;
+use super::multi_token::{KnownTokens, LossWeights};
 use super::parameters::Decoder;
-use super::runs::{LayerRun, Run};
+use super::runs::{LayerRun, RunWeights};
 
 meshloom::tree! {
     /// One batch of packed sequences; all `[batch, length]`.
@@ -64,21 +64,9 @@ impl DecoderConfig {
 
     /// The logits `[batch, length, vocab]`, `f32`, of the token after each token.
     pub fn logits(&self, params: &Decoder<Tensor>, tokens: Tensor, segment_ids: Tensor, positions: Tensor) -> Tensor {
-        self.logits_with(params, tokens, segment_ids, positions, None).0
-    }
-
-    /// As [`DecoderConfig::logits`], with dropout in the layers; and the mean of the layers' own losses.
-    pub fn logits_with(
-        &self,
-        params: &Decoder<Tensor>,
-        tokens: Tensor,
-        segment_ids: Tensor,
-        positions: Tensor,
-        dropout: Option<Dropout>,
-    ) -> (Tensor, LayerLoss) {
         let params = &self.with_table_in_use(params);
-        let (x, layer_loss) = self.activations(params, tokens, (positions, segment_ids), dropout);
-        (self.head(&Head::of(params), x, self.rows()), layer_loss)
+        let (x, _) = self.activations(params, tokens, (positions, segment_ids), None);
+        self.head(&Head::of(params), x, self.rows())
     }
 
     /// The residual stream behind the layers, `[batch, length, embed]`, and the mean of the layers' own losses.
@@ -97,12 +85,7 @@ impl DecoderConfig {
     /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its
     /// weight. The z-loss and the loss of further tokens come with their weights as well.
     pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
-        self.loss_with(params, batch, None)
-    }
-
-    /// As [`DecoderConfig::loss`], with dropout in the layers.
-    pub fn loss_with(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>, dropout: Option<Dropout>) -> Tensor {
-        self.loss_of_part(params, batch, scope("loss", || WholeBatch::of(batch.weights)), dropout)
+        self.loss_of_part(params, batch, scope("loss", || WholeBatch::of(batch.weights)), None)
     }
 
     /// The share of some rows of a batch in the loss of the whole. However the rows are split, the cross entropies of
@@ -153,8 +136,9 @@ impl DecoderConfig {
         let rows = LayerRows { positions: part.positions, segments: part.segment_ids, numbers };
         let known =
             KnownTokens { segments: part.segment_ids, targets: part.targets, weights: shares, rows: self.rows() };
-        let run_layer =
-            |x: Tensor, run: &Run, weights: &LayerRun<Tensor>| self.outside_pipeline(x, run, weights, &rows, dropout);
+        let run_layer = |x: Tensor, run: &LayerRun, weights: &RunWeights<Tensor>| {
+            self.outside_pipeline(x, run, weights, &rows, dropout)
+        };
         self.further_loss(&LossWeights::of(params, true), x, known, run_layer)
     }
 }

@@ -2,8 +2,8 @@
 
 use meshloom::trace::{LayerPath, Tree};
 
-use super::further::further_path;
 use super::layer::{AttentionConfig, LayerConfig};
+use super::multi_token::further_path;
 use super::{Architecture, DecoderConfig};
 
 impl DecoderConfig {

@@ -9,7 +9,7 @@ use meshloom::trace::{MapTree, Param, Tensor, TensorSpec, fail_internal, iota, s
 
 use super::attention::GroupedConfig;
 use super::head::Head;
-use super::keys::{KeyValueCache, Keys, KeysAndValues, LatentSlots, LayerCache, Step};
+use super::kv_cache::{KeyValueCache, Keys, KeysAndValues, LatentSlots, LayerCache, Step};
 use super::layer::{Angles, AttentionConfig, DecoderLayer, FeedForwardConfig, Layer, LayerConfig, LayerLossWeights};
 use super::layout::{ALL_KEYS, ALL_LATENTS};
 use super::moe::{ExpertExchange, MoeConfig};
@@ -152,9 +152,9 @@ impl GeneratingDecoder {
         let rows = TokenPlaces::of_rows(place.greater_equal(padding).convert(DType::S32));
         let last = tokens.dim(1).saturating_sub(1);
         self.pass(params, tokens, place - padding, last, |layer, x, angles| {
-            let mut keys = Keys::Kept { tokens: rows, made: None };
+            let mut keys = Keys::of_rows(rows);
             let x = layer.attention_block(x, angles, &mut keys, None);
-            (x, keys.into_cache().map(|made| made.placed(self.slots(layer.config))))
+            (x, keys.into_cache(self.slots(layer.config)))
         })
     }
 
@@ -173,7 +173,7 @@ impl GeneratingDecoder {
             let Some(cache) = layers.next() else { return (x, None) };
             let mut keys = Keys::InSlots { step, cache };
             let x = layer.attention_block(x, angles, &mut keys, None);
-            (x, keys.into_cache())
+            (x, keys.into_cache(self.slots(layer.config)))
         })
     }
 

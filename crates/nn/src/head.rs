@@ -6,7 +6,7 @@ use meshloom::trace::{Tensor, einsum_with, scope};
 use super::architecture::Architecture;
 use super::config::DecoderConfig;
 use super::head_loss::{Chunked, HeadLoss, capped};
-use super::layout::{Rows, whole_rows};
+use super::layout::Rows;
 use super::loss::weighted_cross_entropy;
 use super::norm::rms_norm;
 use super::parameters::Decoder;
@@ -51,7 +51,9 @@ impl DecoderConfig {
     /// The embedded tokens, `[batch, length, embed]`.
     pub(super) fn embed(&self, table: Tensor, tokens: Tensor, rows: Rows) -> Tensor {
         scope("embedding", || {
-            let table = whole_rows(table.convert(self.compute_dtype));
+            // Whole rows: what splits the width of the parameter is gathered, the vocabulary stays split. The cotangent
+            // is a sum over tokens that is scattered where the gradient is needed, so nothing is asked of it here.
+            let table = table.convert(self.compute_dtype).with_axes_each_way(&["vocab", "activation_embed"], &[]);
             // Where the vocabulary is split, each device has the rows of some tokens: a partial sum, as of a block.
             let x = rows.leave_block(table.take(0, tokens));
             match self.architecture.embedding_scale {

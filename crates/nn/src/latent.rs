@@ -4,7 +4,7 @@ use meshloom::trace::{Tensor, concatenate, einsum};
 
 use super::attention::{AttentionOptions, attend};
 use super::dropout::Dropout;
-use super::keys::{Keys, MetLatents};
+use super::kv_cache::{Keys, SeenLatents};
 use super::layout::QUERY;
 use super::norm::{RmsNorm, rms_norm};
 use super::rotary::{Rope, Rotary, rotate};
@@ -76,10 +76,10 @@ pub fn latent_attention(
     tokens: TokenPlaces,
     dropout: Option<Dropout>,
 ) -> Tensor {
-    latent_attention_over_keys(x, params, config, rotary, &mut Keys::OfRows(tokens), dropout)
+    latent_attention_over_keys(x, params, config, rotary, &mut Keys::of_rows(tokens), dropout)
 }
 
-/// As [`latent_attention`], over the narrow vectors that queries meet. Vectors in a cache are not made into keys and
+/// As [`latent_attention`], over the narrow vectors that queries see. Vectors in a cache are not made into keys and
 /// values. Instead, queries are made into queries of narrow vectors, and mixed narrow vectors into mixed values (the
 /// same source, where keys and values are absorbed).
 pub(super) fn latent_attention_over_keys(
@@ -102,8 +102,8 @@ pub(super) fn latent_attention_over_keys(
     let shared = einsum("bte,er->btr", &[x, params.wk_rope.convert(dtype)]);
     let turned = rotate(shared.expand(1), rotary).reshape([batch, length, rope]);
     let made_of = params.wkv_b.convert(dtype);
-    let mixed = match keys.meet_latents(narrow, turned) {
-        MetLatents::OfRows { narrow, turned } => {
+    let mixed = match keys.update_latents(narrow, turned) {
+        SeenLatents::OfRows { narrow, turned } => {
             let made = einsum("bsr,rhd->bhsd", &[narrow, made_of]);
             // Each device sees what its own queries ask of all keys: for the way back that is scattered along the
             // sequence.
@@ -114,7 +114,7 @@ pub(super) fn latent_attention_over_keys(
             // Every query head has its own keys: groups of one.
             attend([query.expand(2), key, value], keys, config.scale, dropout, AttentionOptions::default())
         }
-        MetLatents::Slots(slots) => over_slots(query, slots, made_of, (nope, config.scale), keys),
+        SeenLatents::Slots(slots) => over_slots(query, slots, made_of, (nope, config.scale), keys),
     };
     let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])

@@ -4,9 +4,9 @@ use meshloom::trace::{Tensor, fail_internal, scope};
 
 use super::attention::{Attention, GroupedConfig, attention_over_keys};
 use super::dropout::Dropout;
-use super::keys::Keys;
+use super::kv_cache::Keys;
 use super::latent::{LatentAttention, LatentConfig, latent_attention_over_keys};
-use super::layout::{enter_block, leave_block};
+use super::layout::Rows;
 use super::mlp::{Activation, Mlp, mlp};
 use super::moe::{Moe, MoeConfig, Routing, moe_with_routing};
 use super::norm::{RmsNorm, rms_norm};
@@ -194,7 +194,7 @@ pub(super) struct Layer<'l> {
 }
 
 impl Layer<'_> {
-    /// The first block of a layer, over the keys that queries meet.
+    /// The first block of a layer, over the keys that queries see.
     pub(super) fn attention_block(
         self,
         x: Tensor,
@@ -203,7 +203,7 @@ impl Layer<'_> {
         dropout: Option<Dropout>,
     ) -> Tensor {
         scope("attention", || {
-            let normal = enter_block(rms_norm(x, self.params.attention_norm, self.config.norm));
+            let normal = Rows::LAYERS.enter_block(rms_norm(x, self.params.attention_norm, self.config.norm));
             let of_weights = dropout.map(|dropout| dropout.at(WEIGHTS));
             let angles = angles.of(self.config);
             let (mixed, bias) = match (&self.params.attention, &self.config.attention) {
@@ -217,7 +217,7 @@ impl Layer<'_> {
                     (fail_internal("a layer's attention", "parameters of the kind that its config says"), None)
                 }
             };
-            let made = leave_block(mixed);
+            let made = Rows::LAYERS.leave_block(mixed);
             let made = bias.map_or(made, |bias| made + bias.convert(made.dtype()).broadcast_like(made, -1));
             self.add(x, made, self.params.post_attention_norm, (dropout, ATTENTION_BLOCK))
         })
@@ -229,7 +229,7 @@ impl Layer<'_> {
             let normal = self.enter_feed_forward(x);
             let (made, loss) = match (&self.params.mlp, &self.config.feed_forward) {
                 (FeedForward::Dense(params), FeedForwardConfig::Dense { activation, .. }) => {
-                    (leave_block(mlp(enter_block(normal), params, *activation)), None)
+                    (Rows::LAYERS.leave_block(mlp(Rows::LAYERS.enter_block(normal), params, *activation)), None)
                 }
                 (FeedForward::Routed(params), FeedForwardConfig::Routed(config)) => {
                     let (made, routing) = moe_with_routing(normal, params, config);

@@ -1,4 +1,4 @@
-//! Runs the layers of a decoder over the residual stream, [run](super::Run) by run.
+//! Runs the layers of a decoder over the residual stream, [run](super::LayerRun) by run.
 
 use meshloom::ir::DType;
 use meshloom::ops::KeyExchange;
@@ -8,10 +8,10 @@ use meshloom::transform::pipeline::{PipelineOptions, STAGE};
 use super::batch_split;
 use super::config::DecoderConfig;
 use super::dropout::Dropout;
-use super::keys::Keys;
+use super::kv_cache::Keys;
 use super::layer::{Angles, DecoderLayer, Layer, LayerConfig, LayerLoss, LayerLossWeights, RowInputs, added};
 use super::layout::{Rows, STREAM};
-use super::runs::{LayerRun, Layers, Run, RunForm};
+use super::runs::{LayerRun, Layers, RunForm, RunWeights};
 use super::token_places::TokenPlaces;
 
 meshloom::tree! {
@@ -56,26 +56,9 @@ impl DecoderConfig {
         rows: RowInputs<'_>,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let of_run = |x: Tensor, run: &Run, weights: &LayerRun<Tensor>| self.layer_run(x, run, weights, rows, dropout);
+        let of_run =
+            |x: Tensor, run: &LayerRun, weights: &RunWeights<Tensor>| self.layer_run(x, run, weights, rows, dropout);
         self.in_order(x, layers, of_run)
-    }
-
-    /// As [`DecoderConfig::layer_stack`], from the data of rows; in a pipeline if the config has one, and around it.
-    pub(super) fn all_layers(
-        &self,
-        x: Tensor,
-        layers: &Layers<Tensor>,
-        rows: &LayerRows<Tensor>,
-        dropout: Option<Dropout>,
-    ) -> (Tensor, LayerLoss) {
-        let Some(options) = &self.pipeline else {
-            let read = self.read_of_rows(rows, self.architecture.stack.described(), dropout);
-            return self.layer_stack(x, layers, read.inputs(), read.dropout);
-        };
-        self.in_order(x, layers, |x, run, weights| match run.form {
-            RunForm::Pipelined => self.pipelined_run(options, x, run, weights, rows, dropout),
-            RunForm::Apart | RunForm::Scanned(_) => self.outside_pipeline(x, run, weights, rows, dropout),
-        })
     }
 
     /// The inputs of some layers that belong to rows.
@@ -87,14 +70,9 @@ impl DecoderConfig {
     ) -> ReadOfRows {
         ReadOfRows {
             angles: Angles::new(rows.positions, layers),
-            tokens: self.token_places(rows.segments),
+            tokens: TokenPlaces::of_rows(rows.segments).with_exchange(self.exchange).with_order(self.order),
             dropout: dropout.zip(rows.numbers).map(|(dropout, rows)| Dropout { rows, ..dropout }),
         }
-    }
-
-    /// Where the tokens of rows stand, by their segments `[batch, length]`.
-    fn token_places(&self, segment_ids: Tensor) -> TokenPlaces {
-        TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange).with_order(self.order)
     }
 
     /// One run after the other; and the mean of the sums of their layers' own losses.
@@ -102,7 +80,7 @@ impl DecoderConfig {
         &self,
         mut x: Tensor,
         layers: &Layers<Tensor>,
-        mut of_run: impl FnMut(Tensor, &Run, &LayerRun<Tensor>) -> (Tensor, LayerLoss),
+        mut of_run: impl FnMut(Tensor, &LayerRun, &RunWeights<Tensor>) -> (Tensor, LayerLoss),
     ) -> (Tensor, LayerLoss) {
         let mut total: LayerLoss = None;
         for (run, weights) in self.runs().iter().zip(&layers.0) {
@@ -132,15 +110,15 @@ impl DecoderConfig {
         if self.batch_split && is_even {
             return batch_split::run(layer, x, rows, dropout);
         }
-        let x = layer.attention_block(x, rows.angles, &mut Keys::OfRows(rows.tokens), dropout);
+        let x = layer.attention_block(x, rows.angles, &mut Keys::of_rows(rows.tokens), dropout);
         layer.feed_forward_block(x, dropout)
     }
     /// The layers of a run, and the sum of their own losses.
     pub(super) fn layer_run(
         &self,
         x: Tensor,
-        run: &Run,
-        weights: &LayerRun<Tensor>,
+        run: &LayerRun,
+        weights: &RunWeights<Tensor>,
         rows: RowInputs<'_>,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
@@ -181,8 +159,8 @@ impl DecoderConfig {
     pub(super) fn outside_pipeline(
         &self,
         x: Tensor,
-        run: &Run,
-        weights: &LayerRun<Tensor>,
+        run: &LayerRun,
+        weights: &RunWeights<Tensor>,
         rows: &LayerRows<Tensor>,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
@@ -202,7 +180,7 @@ impl DecoderConfig {
     }
 }
 
-impl Run {
+impl LayerRun {
     /// The layers of one cycle over `x`, each by its place in the cycle; and the sum of their own losses.
     pub(super) fn cycle(
         &self,

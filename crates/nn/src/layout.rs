@@ -137,24 +137,6 @@ pub const TOKEN_SLOTS: [&str; 4] = ["activation_batch", "", "", "activation_embe
 /// The slots of experts where the experts are, `[batch, experts, capacity, embed]`.
 pub const EXPERT_SLOTS: [&str; 4] = ["activation_batch_no_exp_moe", "activation_exp", "", "activation_embed_moe"];
 
-/// From the residual stream into a block.
-#[track_caller]
-pub(super) fn enter_block(x: Tensor) -> Tensor {
-    Rows::LAYERS.enter_block(x)
-}
-
-/// From a block, which leaves partial sums, into the residual stream.
-#[track_caller]
-pub(super) fn leave_block(x: Tensor) -> Tensor {
-    Rows::LAYERS.leave_block(x)
-}
-
-/// Keys or values of all positions, from those of each shard of the sequence.
-#[track_caller]
-pub(super) fn gather_keys(x: Tensor) -> Tensor {
-    x.with_axes_each_way(&ALL_KEYS, &KEY)
-}
-
 /// The same value, which is split as the names say, and so is its cotangent. Sums over groups of experts stay partial.
 ///
 /// It stands between the parts of routed experts and the residual stream. How sums are scattered into the stream must
@@ -162,12 +144,4 @@ pub(super) fn gather_keys(x: Tensor) -> Tensor {
 pub(super) fn lying_as(x: Tensor, names: &[&'static str], place: &'static Location<'static>) -> Tensor {
     let names = names.iter().map(|name| Name::new(name)).collect();
     composite(place, || x.with_logical_axes(WithAxes { keeps_partial: true, ..WithAxes::new(names) }))
-}
-
-/// Whole rows of an embedding table `[vocab, embed]`: what splits the width of the parameter is gathered, the
-/// vocabulary stays split. The cotangent is a sum over tokens that is scattered where the gradient is needed, so
-/// nothing is asked of it here.
-#[track_caller]
-pub(super) fn whole_rows(table: Tensor) -> Tensor {
-    table.with_axes_each_way(&["vocab", "activation_embed"], &[])
 }

@@ -27,11 +27,10 @@ mod config;
 mod decoder;
 mod dropout;
 mod flops;
-mod further;
 mod generation;
 mod head;
 mod head_loss;
-mod keys;
+mod kv_cache;
 mod latent;
 mod layer;
 mod layers;
@@ -40,6 +39,7 @@ mod linear;
 mod loss;
 mod mlp;
 mod moe;
+mod multi_token;
 mod norm;
 mod parameters;
 mod pipelined;
@@ -57,10 +57,9 @@ pub use attention::{
 pub use config::DecoderConfig;
 pub use decoder::Batch;
 pub use dropout::{Dropout, DroppedWeights, dropout};
-pub use further::further_path;
 pub use generation::{Continued, GeneratingDecoder, NextTokens, Prompts};
 pub use head_loss::{HeadLoss, head_loss};
-pub use keys::{KeyValueCache, KeysAndValues, LatentSlots, LayerCache};
+pub use kv_cache::{KeyValueCache, KeysAndValues, LatentSlots, LayerCache};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{
     Angles, AttentionBlock, AttentionConfig, DecoderLayer, FeedForward, FeedForwardConfig, LayerConfig, LayerLoss,
@@ -69,15 +68,16 @@ pub use layer::{
 pub use layout::{STREAM, rows_of_weight};
 pub use linear::{Linear, linear};
 pub use loss::{WholeBatch, cross_entropy};
-pub use mlp::{Activation, Mlp, mlp, swiglu};
+pub use mlp::{Activation, Mlp, mlp};
 pub use moe::{
     Dispatched, ExchangeSizes, ExpertBiases, ExpertExchange, Moe, MoeConfig, RouterGroups, Routing, Scoring,
     add_shared, combine, dispatch, moe, route, run_experts,
 };
+pub use multi_token::further_path;
 pub use norm::{LayerNorm, NormCast, NormWeight, RmsNorm, layer_norm, rms_norm};
 pub use parameters::{Decoder, FurtherToken};
 pub use rotary::{Rope, RopePairs, RopeScaling, Rotary, rotate};
-pub use runs::{LayerRun, Layers, Run, RunForm};
+pub use runs::{LayerRun, Layers, RunForm, RunWeights};
 pub use stack::Stack;
 pub use token_order::{ContextOrder, TokenOrder, TokenOrderError};
 pub use token_places::TokenPlaces;

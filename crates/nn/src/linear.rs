@@ -24,12 +24,6 @@ impl Linear<Param> {
         let bias = Param::new(dtype, outputs, axes.get(1..).unwrap_or_default(), Init::Constant(0.0));
         Linear { weight: Param::new(dtype, dims, axes, Init::Normal(deviation)), bias: Some(bias) }
     }
-
-    /// The same without a bias.
-    #[must_use]
-    pub fn without_bias(self) -> Linear<Param> {
-        Linear { bias: None, ..self }
-    }
 }
 
 /// `x` `[.., inputs]` times the matrix, plus the bias: `[.., outputs..]`, in the type of `x`.

@@ -99,12 +99,6 @@ impl Activation {
 /// The factor of the third power in the approximation of GELU (Hendrycks & Gimpel, arXiv 1606.08415).
 const GELU_CUBIC: f64 = 0.044715;
 
-/// `silu(gate) * up`, elementwise: [`Activation::Silu`].
-#[track_caller]
-pub fn swiglu(gate: Tensor, up: Tensor) -> Tensor {
-    composite(Location::caller(), || Activation::Silu.of(gate, up))
-}
-
 /// The part between the products of a gated block, with or without experts, with the names that remat policies take.
 pub(super) fn hidden(activation: Activation, gate: Tensor, up: Tensor) -> Tensor {
     activation.of(gate.named("mlp_gate"), up.named("mlp_up")).named("mlp_hidden")

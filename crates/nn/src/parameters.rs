@@ -11,7 +11,7 @@ use super::layer::{AttentionBlock, AttentionConfig, DecoderLayer, FeedForward, F
 use super::mlp::Mlp;
 use super::moe::{ExpertBiases, Moe, MoeConfig};
 use super::norm::RmsNorm;
-use super::runs::{LayerRun, Layers, Run, RunForm};
+use super::runs::{LayerRun, Layers, RunForm, RunWeights};
 
 meshloom::tree! {
     /// Parameters of a decoder.
@@ -63,11 +63,18 @@ impl DecoderConfig {
         }
     }
 
+    /// The type in which a weight is used: what decays, the matrices, in that of activations, which may have fewer
+    /// bits, so less is gathered. Vectors, biases and the router are used as they are.
+    pub fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
+        let is_converted = param.decays && !path.ends_with("router");
+        if is_converted { self.compute_dtype } else { param.spec.ty.dtype }
+    }
+
     /// Declares the parameters of the layers.
     fn layers_parameters(&self) -> Layers<Param> {
         // Behind a pipeline's name for them, the rules would split these over its stages.
         let name = if self.pipeline.is_some() { "layers_outside_pipeline" } else { "layers" };
-        let of_run = |run: Run| {
+        let of_run = |run: LayerRun| {
             let declared = run.cycle.iter().map(|layer| self.layer_parameters(layer));
             let layers = match (run.form, &self.pipeline) {
                 (RunForm::Apart, _) | (RunForm::Pipelined, None) => declared.collect(),
@@ -79,7 +86,7 @@ impl DecoderConfig {
                     declared.map(|layer| layer.map(|_, param| param.clone().stacked_over(&dims))).collect()
                 }
             };
-            LayerRun { numbers: run.numbers(), layers }
+            RunWeights { numbers: run.numbers(), layers }
         };
         Layers(self.runs().into_iter().map(of_run).collect())
     }

@@ -1,31 +1,48 @@
-//! A decoder whose layers are a pipeline.
+//! All layers of a decoder, in a pipeline or not.
 //!
-//! Embedding, head and loss stand around it, where stages split the batch as further data parallelism, and so do layers
+//! Embedding, head and loss stand around a pipeline, where stages split the batch as further data parallelism, and so do layers
 //! that are no part of it: those in front of the cycles, cycles that are left over, and those behind. With the schedule
 //! 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
 
-use meshloom::ir::DType;
-use meshloom::trace::{MapTree, Param, Tensor, Tree, fail_internal, scope};
+use meshloom::trace::{MapTree, Tensor, Tree, fail_internal, scope};
 use meshloom::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, StackedWeights, pipeline, pipeline_with_loss,
 };
 
-use super::further::{KnownTokens, LossWeights};
 use super::layer::{LayerLoss, added};
 use super::layers::{LayerRows, offset};
 use super::layout::{Rows, STREAM, rows_of_weight};
 use super::loss::WholeBatch;
-use super::runs::{LayerRun, Run, RunForm};
+use super::multi_token::{KnownTokens, LossWeights};
+use super::runs::{LayerRun, RunForm, RunWeights};
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
 
 impl DecoderConfig {
+    /// As [`DecoderConfig::layer_stack`], from the data of rows; in a pipeline if the config has one, and around it.
+    pub(super) fn all_layers(
+        &self,
+        x: Tensor,
+        layers: &Layers<Tensor>,
+        rows: &LayerRows<Tensor>,
+        dropout: Option<Dropout>,
+    ) -> (Tensor, LayerLoss) {
+        let Some(options) = &self.pipeline else {
+            let read = self.read_of_rows(rows, self.architecture.stack.described(), dropout);
+            return self.layer_stack(x, layers, read.inputs(), read.dropout);
+        };
+        self.in_order(x, layers, |x, run, weights| match run.form {
+            RunForm::Pipelined => self.pipelined_run(options, x, run, weights, rows, dropout),
+            RunForm::Apart | RunForm::Scanned(_) => self.outside_pipeline(x, run, weights, rows, dropout),
+        })
+    }
+
     /// The layers of the pipeline over `x` `[batch, length, embed]`, and the sum of their own losses.
-    pub(super) fn pipelined_run(
+    fn pipelined_run(
         &self,
         options: &PipelineOptions,
         x: Tensor,
-        run: &Run,
-        weights: &LayerRun<Tensor>,
+        run: &LayerRun,
+        weights: &RunWeights<Tensor>,
         rows: &LayerRows<Tensor>,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
@@ -128,7 +145,7 @@ impl DecoderConfig {
     }
 
     /// The weights of the pipeline.
-    fn stacked(&self, run: &Run, weights: &LayerRun<Tensor>) -> StackedWeights<Layers<Tensor>> {
+    fn stacked(&self, run: &LayerRun, weights: &RunWeights<Tensor>) -> StackedWeights<Layers<Tensor>> {
         let declared = self.parameters().layers.0.into_iter().find(|declared| declared.numbers.first == run.first);
         let declared = declared.map(|run| Layers(vec![run]).leaves()).unwrap_or_default();
         let mut params = declared.iter();
@@ -139,25 +156,18 @@ impl DecoderConfig {
         StackedWeights::declared(&declared, weights).used_on(rows_of_weight)
     }
 
-    /// The type in which a weight is used: what decays, the matrices, in that of activations, which may have fewer
-    /// bits, so less is gathered. Vectors, biases and the router are used as they are.
-    pub fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
-        let is_converted = param.decays && !path.ends_with("router");
-        if is_converted { self.compute_dtype } else { param.spec.ty.dtype }
-    }
-
     /// A cycle of layers, which makes of rows what it needs.
     fn cycle_of_pipeline(
         &self,
         x: Tensor,
-        run: &Run,
+        run: &LayerRun,
         layers: &Layers<Tensor>,
         rows: &LayerRows<Tensor>,
         place: LayerPlace,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         let mut read = self.read_of_rows(rows, &run.cycle, dropout);
-        if self.pipeline.as_ref().is_some_and(PipelineOptions::layers_branch) {
+        if self.pipeline.as_ref().is_some_and(|options| options.schedule.branches()) {
             // A ring passes keys on by permutes, for which not all devices are there in a branch.
             read = read.gathering_keys();
         }

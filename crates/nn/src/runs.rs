@@ -8,7 +8,7 @@ use super::layer::{DecoderLayer, LayerConfig};
 
 /// Neighbouring layers that are computed and stored together.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Run {
+pub struct LayerRun {
     /// The number of the first layer.
     pub first: usize,
     /// The layers of a cycle.
@@ -17,7 +17,7 @@ pub struct Run {
     pub form: RunForm,
 }
 
-/// The way in which the layers of a [`Run`] are computed and stored.
+/// The way in which the layers of a [`LayerRun`] are computed and stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunForm {
     /// One cycle, whose layers have parameters of their own.
@@ -30,7 +30,7 @@ pub enum RunForm {
 
 impl DecoderConfig {
     /// The runs of the layers, in order.
-    pub fn runs(&self) -> Vec<Run> {
+    pub fn runs(&self) -> Vec<LayerRun> {
         let stack = &self.architecture.stack;
         let mut runs = Runs { scanned: self.scan_layers, next: 0, runs: Vec::new() };
         runs.add_layers(&stack.prefix);
@@ -47,7 +47,7 @@ impl DecoderConfig {
     }
 }
 
-impl Run {
+impl LayerRun {
     /// The numbers of its layers.
     pub(super) fn numbers(&self) -> LayerNumbers {
         let step = if self.form == RunForm::Apart { None } else { Some(self.cycle.len()) };
@@ -60,13 +60,13 @@ struct Runs {
     scanned: bool,
     /// The number of the next layer.
     next: usize,
-    runs: Vec<Run>,
+    runs: Vec<LayerRun>,
 }
 
 impl Runs {
     fn add(&mut self, cycle: &[LayerConfig], cycles: usize, form: RunForm) {
         if cycles > 0 && !cycle.is_empty() {
-            self.runs.push(Run { first: self.next, cycle: cycle.to_vec(), form });
+            self.runs.push(LayerRun { first: self.next, cycle: cycle.to_vec(), form });
             self.next += cycles * cycle.len();
         }
     }
@@ -99,18 +99,18 @@ impl Runs {
 /// all from the first on, and `layers.1::2.attention.wq` if they are every second layer from layer 1 on; how many there
 /// are is the leading dimension, or the leading dimensions of a pipeline.
 #[derive(Clone, Debug)]
-pub struct Layers<T>(pub Vec<LayerRun<T>>);
+pub struct Layers<T>(pub Vec<RunWeights<T>>);
 
-/// The parameters of a [`Run`].
+/// The parameters of a [`LayerRun`].
 #[derive(Clone, Debug)]
-pub struct LayerRun<T> {
+pub struct RunWeights<T> {
     /// The numbers of the layers that they belong to: the first of each cycle.
     pub numbers: LayerNumbers,
     /// The parameters of each layer of the cycle.
     pub layers: Vec<DecoderLayer<T>>,
 }
 
-impl<T> LayerRun<T> {
+impl<T> RunWeights<T> {
     /// The numbers of the layers at one position of the cycle.
     fn numbers_at(&self, position: usize) -> LayerNumbers {
         LayerNumbers { first: self.numbers.first + position, ..self.numbers }
@@ -121,7 +121,7 @@ impl<T: Inputs> Inputs for Layers<T> {
     type Specs = Layers<T::Specs>;
 
     fn specs(&self) -> Self::Specs {
-        let of_run = |run: &LayerRun<T>| LayerRun {
+        let of_run = |run: &RunWeights<T>| RunWeights {
             numbers: run.numbers,
             layers: run.layers.iter().map(DecoderLayer::specs).collect(),
         };
@@ -141,7 +141,7 @@ impl<T: Tree> Tree for Layers<T> {
     }
 
     fn rebuild(&self, next: &mut dyn FnMut() -> T::Leaf) -> Self {
-        let mut of_run = |run: &LayerRun<T>| LayerRun {
+        let mut of_run = |run: &RunWeights<T>| RunWeights {
             numbers: run.numbers,
             layers: run.layers.iter().map(|layer| layer.rebuild(next)).collect(),
         };
@@ -158,7 +158,7 @@ impl<U, T: MapTree<U>> MapTree<U> for Layers<T> {
             let each = |(position, layer): (usize, &DecoderLayer<T>)| {
                 run.numbers_at(position).within(path, |path| layer.map_with(path, f))
             };
-            runs.push(LayerRun { numbers: run.numbers, layers: run.layers.iter().enumerate().map(each).collect() });
+            runs.push(RunWeights { numbers: run.numbers, layers: run.layers.iter().enumerate().map(each).collect() });
         }
         Layers(runs)
     }

@@ -1,5 +1,5 @@
 //! The layers of a decoder, which need not be alike: a prefix, a cycle of layers that comes again and again, and a
-//! suffix. The [runs](super::Run) in which they are computed are described elsewhere.
+//! suffix. The [runs](super::LayerRun) in which they are computed are described elsewhere.
 
 use super::layer::LayerConfig;
 

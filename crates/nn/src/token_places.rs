@@ -3,7 +3,7 @@
 use meshloom::ops::{KeyExchange, PlaceOrder};
 use meshloom::trace::Tensor;
 
-use super::layout::gather_keys;
+use super::layout::{ALL_KEYS, KEY};
 use super::token_order::TokenOrder;
 
 /// The places of the tokens of rows. A query sees earlier places of its row, and its own, within its own segment.
@@ -35,27 +35,22 @@ impl TokenPlaces {
         TokenPlaces { order, ..self }
     }
 
-    /// Says whether places are what their index says.
-    fn place_order(self) -> PlaceOrder {
-        if self.order.is_natural() { PlaceOrder::Index } else { PlaceOrder::Any }
-    }
-
     /// The same of some rows, which `f` takes out of all.
     #[must_use]
     pub(super) fn map(self, f: impl Fn(Tensor) -> Tensor) -> TokenPlaces {
         TokenPlaces { segments: f(self.segments), ..self }
     }
 
-    /// Keys or values as queries meet them.
-    pub(super) fn meet(self, x: Tensor) -> Tensor {
+    /// Keys or values as queries see them.
+    pub(super) fn exchanged(self, x: Tensor) -> Tensor {
         match self.exchange {
-            KeyExchange::Gather => gather_keys(x),
+            KeyExchange::Gather => x.with_axes_each_way(&ALL_KEYS, &KEY),
             KeyExchange::Ring => x,
         }
     }
 
     /// Returns what queries see of the keys of the same tokens.
-    pub(super) fn sight(self) -> Sight {
+    pub(super) fn block_mask(self) -> BlockMask {
         let named = |axis| {
             let axes = ["activation_batch", axis];
             // Each device makes its own places, so only segments are ever gathered.
@@ -67,14 +62,15 @@ impl TokenPlaces {
             KeyExchange::Ring => "activation_length",
         };
         let (queries, keys) = (named("activation_length"), named(keys));
-        Sight { queries, keys, exchange: self.exchange, order: self.place_order() }
+        let order = if self.order.is_natural() { PlaceOrder::Index } else { PlaceOrder::Any };
+        BlockMask { queries, keys, exchange: self.exchange, order }
     }
 }
 
 /// Segments and places of queries and of keys, `s32` `[batch, length]` each; and the way in which they meet, with what
 /// is known of places.
 #[derive(Clone, Copy)]
-pub(super) struct Sight {
+pub(super) struct BlockMask {
     pub(super) queries: [Tensor; 2],
     pub(super) keys: [Tensor; 2],
     pub(super) exchange: KeyExchange,

@@ -48,7 +48,7 @@ impl Diloco {
         (share, fragment): (Share, Tensor),
         state: &DilocoState<S, S::Params, Tensor>,
     ) -> Leaves {
-        let cut = cut(share, fragment);
+        let cut = Cut { share, fragment: Some(fragment) };
         scope("diloco_message", || {
             let outer = self.fragments.take(cut, &state.outer.params.leaves(), 0);
             let inner = self.fragments.take(cut, &state.inner.params().leaves(), 1);
@@ -66,8 +66,8 @@ impl Diloco {
         let (transport, block) = (self.options.transport, self.options.block);
         scope("diloco_decoded", || {
             let gradient = |(_, leaf): (usize, &Leaf)| {
-                let layout = self.fragments.part_layout(layers(share).is_some(), leaf);
-                let dims = self.fragments.part_dims(layers(share), leaf);
+                let layout = self.fragments.part_layout(share.layers().is_some(), leaf);
+                let dims = self.fragments.part_dims(share.layers(), leaf);
                 transport::received(transport, block, &mut message, &layout, &dims)
             };
             self.fragments.members(share).map(gradient).collect()
@@ -80,8 +80,8 @@ impl Diloco {
         let mut message = message.iter();
         let (transport, block) = (self.options.transport, self.options.block);
         let squares = |(_, leaf): (usize, &Leaf)| {
-            let layout = self.fragments.part_layout(layers(share).is_some(), leaf);
-            let dims = self.fragments.part_dims(layers(share), leaf);
+            let layout = self.fragments.part_layout(share.layers().is_some(), leaf);
+            let dims = self.fragments.part_dims(share.layers(), leaf);
             transport::squares(transport, block, &mut message, &layout, &dims)
         };
         self.fragments.members(share).map(squares).sum::<f64>().sqrt()
@@ -90,8 +90,8 @@ impl Diloco {
     /// The pseudo-gradients of a share, laid out as the parameters.
     pub fn gradient_specs(&self, share: Share) -> Vec<TensorSpec> {
         let spec = |(_, leaf): (usize, &Leaf)| {
-            let names: Vec<Name> = self.fragments.part_layout(layers(share).is_some(), leaf).names;
-            let mut spec = TensorSpec::new(DType::F32, &self.fragments.part_dims(layers(share), leaf)[..]);
+            let names: Vec<Name> = self.fragments.part_layout(share.layers().is_some(), leaf).names;
+            let mut spec = TensorSpec::new(DType::F32, &self.fragments.part_dims(share.layers(), leaf)[..]);
             (spec.axes, spec.role) = (names.into_iter().collect(), Role::Params);
             spec
         };
@@ -108,7 +108,7 @@ impl Diloco {
         sum: Leaves,
         count: Tensor,
     ) -> OuterState<P> {
-        let cut = cut(share, fragment);
+        let cut = Cut { share, fragment: Some(fragment) };
         scope("diloco_updated", || {
             let stored = Stored { leaves: [outer.params.leaves(), outer.momentum.leaves()], leading: 0 };
             let gradients = sum.into_iter().map(|sum| sum / count.broadcast_to(sum.dims())).collect();
@@ -125,7 +125,7 @@ impl Diloco {
         (share, fragment): (Share, Tensor),
         state: DilocoState<S, S::Params, Tensor>,
     ) -> DilocoState<S, S::Params, Tensor> {
-        let cut = cut(share, fragment);
+        let cut = Cut { share, fragment: Some(fragment) };
         scope("diloco_come_in", || {
             let params = state.inner.params();
             let own = Stored { leaves: [params.leaves()], leading: 1 };
@@ -148,20 +148,5 @@ impl Diloco {
         let mut own = outer.iter().map(|outer| outer.reshape([&[1], &outer.dims()[..]].concat()));
         let inner = state.inner.with_params(refill(&params, &mut own));
         DilocoState { inner, ..state }
-    }
-}
-
-fn layers(share: Share) -> Option<usize> {
-    match share {
-        Share::Whole | Share::Outside => None,
-        Share::Layers(layers) => Some(layers),
-    }
-}
-
-fn cut(share: Share, fragment: Tensor) -> Cut {
-    match share {
-        Share::Whole => Cut::Whole,
-        Share::Outside => Cut::Outside,
-        Share::Layers(layers) => Cut::Layers { layers, fragment },
     }
 }

@@ -74,27 +74,37 @@ pub enum Share {
 
 /// A fragment as a program sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Cut {
-    /// All parameters.
-    Whole,
-    /// The parameters outside the layers.
-    Outside,
-    /// This number of layers of this fragment, an `s32[]`.
-    Layers { layers: usize, fragment: Tensor },
+pub(super) struct Cut {
+    /// The parameters that it has a part in.
+    pub(super) share: Share,
+    /// The number of a fragment of layers, an `s32[]`.
+    pub(super) fragment: Option<Tensor>,
 }
 
 impl Cut {
-    /// The parameters that it has a part in.
-    pub(super) fn share(self) -> Share {
-        match self {
-            Cut::Whole => Share::Whole,
-            Cut::Outside => Share::Outside,
-            Cut::Layers { layers, .. } => Share::Layers(layers),
-        }
+    /// All parameters.
+    pub(super) const WHOLE: Cut = Cut { share: Share::Whole, fragment: None };
+    /// The parameters outside the layers.
+    pub(super) const OUTSIDE: Cut = Cut { share: Share::Outside, fragment: None };
+
+    /// This number of layers of this fragment.
+    pub(super) fn layers(layers: usize, fragment: Tensor) -> Cut {
+        Cut { share: Share::Layers(layers), fragment: Some(fragment) }
     }
 
-    pub(super) fn is_by_layers(self) -> bool {
-        matches!(self, Cut::Layers { .. })
+    /// The number of layers, and the fragment, if it is one of layers.
+    fn by_layers(self) -> Option<(usize, Tensor)> {
+        self.share.layers().zip(self.fragment)
+    }
+}
+
+impl Share {
+    /// The number of layers, if it is one of layers.
+    pub(super) fn layers(self) -> Option<usize> {
+        match self {
+            Share::Whole | Share::Outside => None,
+            Share::Layers(layers) => Some(layers),
+        }
     }
 }
 
@@ -222,8 +232,8 @@ impl Fragments {
     /// The parts of the leaves that the fragment has a part in. `leading` dimensions stand before the declared ones.
     /// Layers come as a dimension of their own in front of all, and the dimensions that they are cut from are gone.
     pub(super) fn take(&self, cut: Cut, leaves: &[Tensor], leading: usize) -> Vec<Tensor> {
-        let members: Vec<Tensor> = self.members(cut.share()).map(|(index, _)| leaf_at(leaves, index)).collect();
-        let Cut::Layers { layers, fragment } = cut else { return members };
+        let members: Vec<Tensor> = self.members(cut.share).map(|(index, _)| leaf_at(leaves, index)).collect();
+        let Some((layers, fragment)) = cut.by_layers() else { return members };
         map(self.layer_numbers(layers, fragment), |number| {
             members.iter().map(|&leaf| self.layer(leaf, number, leading)).collect::<Vec<_>>()
         })
@@ -231,10 +241,10 @@ impl Fragments {
 
     /// The leaves with the parts of a fragment replaced.
     pub(super) fn put(&self, cut: Cut, leaves: &[Tensor], parts: Vec<Tensor>, leading: usize) -> Vec<Tensor> {
-        let members: Vec<usize> = self.members(cut.share()).map(|(index, _)| index).collect();
-        let parts = match cut {
-            Cut::Whole | Cut::Outside => parts,
-            Cut::Layers { layers, fragment } => {
+        let members: Vec<usize> = self.members(cut.share).map(|(index, _)| index).collect();
+        let parts = match cut.by_layers() {
+            None => parts,
+            Some((layers, fragment)) => {
                 let before: Vec<Tensor> = members.iter().map(|&index| leaf_at(leaves, index)).collect();
                 let numbers = self.layer_numbers(layers, fragment);
                 let replace = |leaves: Vec<Tensor>, (number, layers): (Tensor, Vec<Tensor>)| {

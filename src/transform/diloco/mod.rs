@@ -55,7 +55,7 @@ use transport::PartLayout;
 
 use crate::ir::DType;
 use crate::optim::Sgd;
-use crate::trace::{Param, Place, Tensor, Tree, VmapOptions, concatenate, cond, refill, scope, switch, vmap_with};
+use crate::trace::{Param, Tensor, Tree, VmapOptions, composite, concatenate, cond, refill, scope, switch, vmap_with};
 
 /// A checked form of a run over known parameters.
 #[derive(Clone, Debug)]
@@ -129,7 +129,8 @@ impl Diloco {
             return (DilocoState { inner, outer: state.outer, step: done }, outputs);
         }
         let (params, mut outer) = (inner.params(), state.outer);
-        let leaves = scope("diloco_send", || self.send(done, &params.leaves(), &outer, place));
+        let send = || self.send(done, &params.leaves(), &outer);
+        let leaves = composite(place, || scope("diloco_send", send));
         outer = refill(&outer, &mut leaves.concat().into_iter());
         let applied = scope("diloco_apply", || self.apply(done, params.leaves(), &outer.params.leaves()));
         let params = refill(&params, &mut applied.into_iter());
@@ -148,16 +149,10 @@ impl Diloco {
     }
 
     /// Outer parameters and velocities after a step: those of the fragment that is sent, if there is one, are new.
-    fn send<P: Tree<Leaf = Tensor>>(
-        &self,
-        done: Tensor,
-        inner: &Leaves,
-        outer: &OuterState<P>,
-        place: Place,
-    ) -> [Leaves; 2] {
+    fn send<P: Tree<Leaf = Tensor>>(&self, done: Tensor, inner: &Leaves, outer: &OuterState<P>) -> [Leaves; 2] {
         let outer = Stored { leaves: [outer.params.leaves(), outer.momentum.leaves()], leading: 0 };
         self.at_sync(done, outer, inner, |cut, [params, momentum], inner| {
-            let gradients = self.pseudo_gradients(cut, &params, &inner, place);
+            let gradients = self.pseudo_gradients(cut, &params, &inner);
             self.outer_update([params, momentum], &gradients)
         })
     }
@@ -189,20 +184,20 @@ impl Diloco {
         let syncs = (step % every).equal(0) & step.greater(0);
         let classes = self.fragments.size_classes();
         let Some(largest) = classes.first() else {
-            let sync = |(leaves, read)| scope("all_parameters", || f(Cut::Whole, leaves, read));
+            let sync = |(leaves, read)| scope("all_parameters", || f(Cut::WHOLE, leaves, read));
             return cond(syncs, (stored.leaves, read.clone()), sync, |(leaves, _)| leaves);
         };
         let fragment = (step % self.schedule.period() as i32) / every;
         // If no fragment of this size is due, the layers of the first one go through unchanged.
-        let of_layers = |layers| Cut::Layers { layers, fragment: fragment.maximum(1) };
-        let cuts = [Cut::Outside, of_layers(largest.layers)];
+        let of_layers = |layers| Cut::layers(layers, fragment.maximum(1));
+        let cuts = [Cut::OUTSIDE, of_layers(largest.layers)];
         let through: Through<N> = (
             cuts.map(|cut| stored.take(&self.fragments, cut)),
             cuts.map(|cut| self.fragments.take(cut, read, 1 - stored.leading)),
         );
         let none = |(parts, _): Through<N>| parts;
         let outside =
-            |([parts, layers], [read, _]): Through<N>| [scope("fragment_0", || f(Cut::Outside, parts, read)), layers];
+            |([parts, layers], [read, _]): Through<N>| [scope("fragment_0", || f(Cut::OUTSIDE, parts, read)), layers];
         let all = |([outside, parts], [_, read]): Through<N>| {
             let name = if classes.len() > 1 { "longer_layer_fragment" } else { "layer_fragment" };
             [outside, scope(name, || f(of_layers(largest.layers), parts, read))]
@@ -233,16 +228,15 @@ impl Diloco {
 
     /// The pseudo-gradients of a fragment: `f32`, the mean over the replicas of how far they have come from its outer
     /// parameters. Both are given as the fragment's parts.
-    fn pseudo_gradients(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
-        let deltas = self.deltas(cut, outer, inner);
-        transport::means(self.options.transport, self.options.block, deltas, place)
+    fn pseudo_gradients(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor]) -> Leaves {
+        transport::means(self.options.transport, self.options.block, self.deltas(cut, outer, inner))
     }
 
     /// How far each replica has come from the outer parameters, of a fragment's parts; and how they lie.
     fn deltas(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor]) -> Vec<(Tensor, PartLayout)> {
-        let members = self.fragments.members(cut.share()).map(|(_, leaf)| leaf);
+        let members = self.fragments.members(cut.share).map(|(_, leaf)| leaf);
         let delta = |((leaf, &outer), &inner): ((&Leaf, &Tensor), &Tensor)| {
-            let layout = self.fragments.part_layout(cut.is_by_layers(), leaf);
+            let layout = self.fragments.part_layout(cut.share.layers().is_some(), leaf);
             let delta = every_replica(outer, inner, layout.replica_dim).convert(DType::F32) - inner.convert(DType::F32);
             (delta, layout)
         };
@@ -258,7 +252,7 @@ impl Diloco {
     fn applied(&self, cut: Cut, own: &[Tensor], outer: Leaves) -> Leaves {
         let alpha = self.options.streaming.map_or(0.0, |streaming| streaming.overlap_alpha);
         let come_in = outer.into_iter().zip(own).map(|(outer, &own)| {
-            let outer = every_replica(outer, own, usize::from(cut.is_by_layers()));
+            let outer = every_replica(outer, own, usize::from(cut.share.layers().is_some()));
             if alpha == 0.0 { outer } else { own * alpha + outer * (1.0 - alpha) }
         });
         come_in.collect()

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::fragments::{Cut, SizeClass};
 use super::{Diloco, DilocoError, DilocoState, HasParams, Stored};
-use crate::trace::{Tensor, TraceErrorKind, Tree, arange, concatenate, fail, refill, scan, scope};
+use crate::trace::{Tensor, TraceErrorKind, Tree, arange, composite, concatenate, fail, refill, scan, scope};
 
 /// A run's state within a trace.
 type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
@@ -71,13 +71,13 @@ impl Diloco {
             let batches = map_leaves(&batches, |leaf| split(leaf, every));
             let numbers = arange(crate::ir::DType::S32, fragments.len()) + fragments.start as i32;
             let (next, output) = scan(state, (numbers, batches), |state, (fragment, batches)| {
-                self.one_sync(state, batches, Cut::Layers { layers, fragment }, step)
+                self.one_sync(state, batches, Cut::layers(layers, fragment), step)
             });
             state = next;
             outputs = Some(behind(outputs, map_leaves(&output, join)));
         }
         let batches = slices(&batches, (self.schedule().fragment_count() - 1) * every..self.schedule().period());
-        let (state, output) = self.one_sync(state, batches, Cut::Outside, step);
+        let (state, output) = self.one_sync(state, batches, Cut::OUTSIDE, step);
         (state, behind(outputs, output))
     }
 
@@ -97,10 +97,8 @@ impl Diloco {
         let outer = Stored { leaves: [state.outer.params.leaves(), state.outer.momentum.leaves()], leading: 0 };
         let parts = scope("diloco_send", || outer.take(&self.fragments, cut));
         let sent = inner.params().leaves();
-        let gradients = scope("diloco_send", || {
-            let sent = self.fragments.take(cut, &sent, 1);
-            self.pseudo_gradients(cut, &parts[0], &sent, place)
-        });
+        let send = || self.pseudo_gradients(cut, &parts[0], &self.fragments.take(cut, &sent, 1));
+        let gradients = composite(place, || scope("diloco_send", send));
         let (inner, last) = run(inner, slices(&batches, before..every));
         let new = scope("diloco_send", || self.outer_update(parts, &gradients));
         let params = inner.params();

@@ -12,7 +12,7 @@ use meshloom_hlo::F8E4M3FN;
 use super::options::Transport;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role};
 use crate::ops::WithAxes;
-use crate::trace::{Place, Tensor, concatenate, fail_internal, label};
+use crate::trace::{Tensor, concatenate, fail_internal};
 
 /// The logical name of the dimension over replicas.
 pub const REPLICAS: &str = "diloco";
@@ -76,16 +76,11 @@ pub(super) fn payload_bytes(transport: Transport, limit: usize, dims: &[usize], 
 /// mean removes.
 ///
 /// All are made ready before the first is sent: so collectives stand side by side, and small ones become one.
-pub(super) fn means(
-    transport: Transport,
-    block: usize,
-    deltas: Vec<(Tensor, PartLayout)>,
-    place: Place,
-) -> Vec<Tensor> {
+pub(super) fn means(transport: Transport, block: usize, deltas: Vec<(Tensor, PartLayout)>) -> Vec<Tensor> {
     let ready: Vec<(Message, PartLayout)> =
         deltas.into_iter().map(|(delta, layout)| (encoded(transport, block, delta, &layout), layout)).collect();
-    let scales: Vec<Option<Tensor>> = ready.iter().map(|(message, layout)| message.scales(layout, place)).collect();
-    let numbers: Vec<Tensor> = ready.iter().map(|(message, layout)| message.numbers(layout, place)).collect();
+    let scales: Vec<Option<Tensor>> = ready.iter().map(|(message, layout)| message.scales(layout)).collect();
+    let numbers: Vec<Tensor> = ready.iter().map(|(message, layout)| message.numbers(layout)).collect();
     let arrived = ready.into_iter().zip(numbers).zip(scales);
     arrived.map(|(((message, layout), numbers), scales)| message.decoded(numbers, scales, &layout)).collect()
 }
@@ -199,21 +194,21 @@ fn of_blocks(scales: Tensor, numbers: Tensor, within: i32) -> Tensor {
 
 impl Message {
     /// The scales of all replicas, on each of them.
-    fn scales(&self, layout: &PartLayout, place: Place) -> Option<Tensor> {
+    fn scales(&self, layout: &PartLayout) -> Option<Tensor> {
         let Message::Blocks { scales, .. } = self else { return None };
-        let bits = gathered(scales.bitcast_convert(DType::U32), &layout.names, layout, place);
+        let bits = gathered(scales.bitcast_convert(DType::U32), &layout.names, layout);
         Some(bits.bitcast_convert(DType::F32))
     }
 
     /// The mean, completed; or the numbers of all replicas, on each of them.
-    fn numbers(&self, layout: &PartLayout, place: Place) -> Tensor {
+    fn numbers(&self, layout: &PartLayout) -> Tensor {
         match self {
-            Message::Mean(mean) => named(*mean, layout.names.iter().copied().collect(), place),
-            Message::Bf16(bits) => gathered(*bits, &layout.names, layout, place),
+            Message::Mean(mean) => named(*mean, layout.names.iter().copied().collect()),
+            Message::Bf16(bits) => gathered(*bits, &layout.names, layout),
             Message::Blocks { numbers, blocks, .. } => {
                 let mut names = layout.names.clone();
                 names.insert(blocks.dim + 1, Name::default());
-                gathered(*numbers, &names, layout, place)
+                gathered(*numbers, &names, layout)
             }
         }
     }
@@ -233,19 +228,19 @@ impl Message {
     }
 }
 
-fn named(x: Tensor, names: AxisNames, place: Place) -> Tensor {
-    label(x, WithAxes { role: Role::Params, ..WithAxes::new(names) }, place)
+fn named(x: Tensor, names: AxisNames) -> Tensor {
+    x.with_logical_axes(WithAxes { role: Role::Params, ..WithAxes::new(names) })
 }
 
 /// Gathers each replica's part, so that all replicas have all parts. `names` are those of the dimensions but for the
 /// one over replicas.
-fn gathered(x: Tensor, names: &[Name], layout: &PartLayout, place: Place) -> Tensor {
+fn gathered(x: Tensor, names: &[Name], layout: &PartLayout) -> Tensor {
     let with = |replicas: &str| {
         let mut names: AxisNames = names.iter().copied().collect();
         names.insert(layout.replica_dim, Name::new(replicas));
         names
     };
-    named(named(x, with(REPLICAS), place), with(""), place)
+    named(named(x, with(REPLICAS)), with(""))
 }
 
 fn to_f8(numbers: Tensor) -> Tensor {

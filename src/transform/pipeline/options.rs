@@ -40,30 +40,17 @@ impl Schedule {
     /// Whether stages branch, each by a table of its work in each tick, with the loss in their loop. Otherwise all do
     /// the same in every iteration, and bubbles are computed.
     pub fn branches(self) -> bool {
-        match self {
-            Schedule::Gpipe | Schedule::Circular => false,
-            Schedule::OneForwardOneBackward
-            | Schedule::Interleaved
-            | Schedule::ZeroBubbleOne
-            | Schedule::ZeroBubbleVee
-            | Schedule::Searched => true,
-        }
+        !matches!(self, Schedule::Gpipe | Schedule::Circular)
     }
 
     /// Whether the backward pass is to be cut in two, or may be, if the remat policy lets it.
     pub fn cuts_backward(self) -> bool {
-        match self {
-            Schedule::Gpipe | Schedule::Circular | Schedule::OneForwardOneBackward | Schedule::Interleaved => false,
-            Schedule::ZeroBubbleOne | Schedule::ZeroBubbleVee | Schedule::Searched => true,
-        }
+        matches!(self, Schedule::ZeroBubbleOne | Schedule::ZeroBubbleVee | Schedule::Searched)
     }
 
     /// Whether a stage can hold several chunks of layers.
     pub fn has_chunks(self) -> bool {
-        match self {
-            Schedule::Gpipe | Schedule::Circular | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleOne => false,
-            Schedule::Interleaved | Schedule::ZeroBubbleVee | Schedule::Searched => true,
-        }
+        matches!(self, Schedule::Interleaved | Schedule::ZeroBubbleVee | Schedule::Searched)
     }
 }
 
@@ -113,10 +100,6 @@ pub struct PipelineOptions {
     /// Whether activations are sent one iteration late, so that the transfer overlaps with compute: the delay D from
     /// stage to stage is then two iterations instead of one.
     pub delay_forwarding: bool,
-    /// Whether stages branch where an iteration may be a bubble, and do nothing in it. Otherwise they compute values
-    /// that are then left out, so that all do the same. Where each device has a chip, skipping saves work but no time.
-    /// The schedules in which stages [branch](Schedule::branches) skip anyway.
-    pub skip_bubbles: bool,
     /// Whether iterations are a loop. Otherwise each has its own nodes.
     pub scan_iterations: bool,
     /// Whether repeats are a loop. Otherwise each has its own nodes.
@@ -145,7 +128,6 @@ impl Default for PipelineOptions {
             weights: WeightPlan::default(),
             schedule: Schedule::default(),
             delay_forwarding: false,
-            skip_bubbles: false,
             scan_iterations: true,
             scan_repeats: true,
             scan_layers: true,
@@ -298,11 +280,6 @@ impl PipelineOptions {
         self.delay() * (self.stages - 1)
     }
 
-    /// Whether layers stand in branches of stages, where nothing may permute.
-    pub fn layers_branch(&self) -> bool {
-        self.schedule.branches() || self.skip_bubbles
-    }
-
     /// Iterations of the forward pass, M R + L.
     pub fn iterations(&self) -> usize {
         self.microbatches * self.repeats + self.lag()
@@ -347,30 +324,26 @@ impl PipelineOptions {
         }
     }
 
-    /// Whether the backward pass is to be cut in two. With full rematerialization it is not: the values for which the
-    /// gradients of weights wait are many times larger than those that a forward pass keeps, so they follow at once.
-    fn splits(&self) -> bool {
-        self.schedule.cuts_backward() && self.remat != RematPolicy::Full
-    }
-
-    /// The table of the work of each stage, for schedules in which stages [branch](Schedule::branches).
+    /// The table of the work of each stage, for schedules in which stages [branch](Schedule::branches). With full
+    /// rematerialization it does not cut the backward pass in two: the values for which the gradients of weights would
+    /// wait are many times larger than those that a forward pass keeps.
     ///
     /// # Errors
     /// There is no such table, or the schedule has none.
     pub fn table(&self) -> Result<Table, ScheduleError> {
         let (&PipelineOptions { stages, microbatches, chunks, .. }, costs) = (self, self.costs());
-        let (shape, split) = (Shape::new(stages, microbatches), self.splits());
+        let split = self.schedule.cuts_backward() && self.remat != RematPolicy::Full;
+        let shape = Shape { chunks, split, ..Shape::new(stages, microbatches) };
+        let (held, searched) = (stages as f64, |shape, most| Table::searched(&[shape], &costs, most));
         match self.schedule {
             Schedule::Gpipe | Schedule::Circular => Table::gpipe(stages, microbatches, self.parts()),
             Schedule::OneForwardOneBackward => Table::one_f_one_b(stages, microbatches),
-            Schedule::Interleaved => Table::interleaved(stages, microbatches, chunks, &costs),
-            // Without cutting, the search takes tables that hold as little.
-            Schedule::ZeroBubbleOne => Table::searched(&[Shape { split, ..shape }], &costs, stages as f64),
-            Schedule::ZeroBubbleVee => {
-                let shape = Shape { chunks: 2, placement: Placement::Vee, split, ..shape };
-                Table::searched(&[shape], &costs, stages as f64)
-            }
-            Schedule::Searched => Table::auto(&Shape { chunks, split, ..shape }, &costs, 1.5 * stages as f64),
+            // Up to one forward pass and one backward pass are in each tick, so the time is near
+            // (M + (S - 1) / v) (f + b + w).
+            Schedule::Interleaved => searched(shape, held * (1.0 + 1.0 / chunks.max(1) as f64) + 1.0),
+            Schedule::ZeroBubbleOne => searched(shape, held),
+            Schedule::ZeroBubbleVee => searched(Shape { placement: Placement::Vee, ..shape }, held),
+            Schedule::Searched => Table::auto(&shape, &costs, 1.5 * held),
         }
     }
 
@@ -406,9 +379,6 @@ impl PipelineOptions {
             let refuse = |what, instead| Err(PipelineError::Branches { schedule, what, instead });
             if microbatches < stages {
                 return Err(PipelineError::TooFewToFill { microbatches, stages });
-            }
-            if self.skip_bubbles {
-                return refuse("skip_bubbles", "its stages do nothing in bubbles anyway; leave it out");
             }
             if self.delay_forwarding {
                 return refuse("delayed forwarding", "its transfers overlap with the other direction's compute anyway");

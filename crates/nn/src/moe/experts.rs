@@ -94,7 +94,7 @@ struct Group {
 
 /// Some positions of some rows.
 #[derive(Clone, Copy)]
-struct Part {
+struct TokenPart {
     /// `[tokens, embed]`.
     tokens: Tensor,
     /// The expert of the group that each choice is, in the order of tokens; out of range for experts of other groups.
@@ -143,7 +143,7 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
             let by_length = VmapOptions::default().named(GATHERED_TOKENS[1]);
             vmap_with(by_length, parts, |(tokens, experts, weights)| {
                 let [experts, weights] = [experts, weights].map(|x| x.reshape([x.dim(0) * x.dim(1)]));
-                run_group(group, Part { tokens, experts, weights }, config.activation)
+                run_group(group, TokenPart { tokens, experts, weights }, config.activation)
             })
         })
     };
@@ -186,7 +186,7 @@ fn misfit(count: usize, what: &str, parts: usize) -> Option<(String, String)> {
 }
 
 /// The results of a group of experts for a part: `[tokens, embed]`, zero for tokens that chose none of them.
-fn run_group(group: Group, part: Part, activation: Activation) -> Tensor {
+fn run_group(group: Group, part: TokenPart, activation: Activation) -> Tensor {
     let [token_count, embed] = part.tokens.shape();
     let [count, _, _] = group.gate.shape();
     let [choices] = part.experts.shape();

@@ -26,7 +26,7 @@ pub use router::{Routing, Scoring, route};
 
 use meshloom::trace::Tensor;
 
-use super::layout::{enter_block, leave_block};
+use super::layout::Rows;
 use super::mlp::{Activation, Mlp, mlp};
 
 meshloom::tree! {
@@ -176,7 +176,7 @@ pub fn add_shared(x: Tensor, routed: Tensor, routing: &Routing, params: &Moe<Ten
         None => routed,
     };
     match &params.shared {
-        Some(shared) => routed + leave_block(mlp(enter_block(x), shared, config.activation)),
+        Some(shared) => routed + Rows::LAYERS.leave_block(mlp(Rows::LAYERS.enter_block(x), shared, config.activation)),
         None => routed,
     }
 }

@@ -44,7 +44,6 @@ impl RunConfig {
             weights: pipeline.weights,
             schedule: pipeline.schedule,
             delay_forwarding: pipeline.delay_forwarding,
-            skip_bubbles: pipeline.skip_bubbles,
             scan_iterations: pipeline.scan_iterations,
             scan_repeats: pipeline.scan_repeats,
             scan_layers: self.model.scan_layers,
@@ -52,11 +51,6 @@ impl RunConfig {
             remat: self.remat_of(pipeline),
             costs: costs(&pipeline.costs),
         }
-    }
-
-    /// [`PipelineOptions::layers_branch`], which does not depend on the number of stages.
-    pub(super) fn layers_branch(&self, pipeline: &PipelineConfig) -> bool {
-        self.unchecked_options(pipeline, 1).layers_branch()
     }
 
     /// Returns the policy for the layers of a pipeline.
@@ -213,7 +207,6 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
         PipelineError::Repeats { .. } | PipelineError::NeedsLoss { .. } => {
             invalid("pipeline.schedule", pipeline.schedule.name(), reason)
         }
-        PipelineError::Branches { .. } if pipeline.skip_bubbles => invalid("pipeline.skip_bubbles", true, reason),
         PipelineError::Branches { .. } if pipeline.delay_forwarding => {
             invalid("pipeline.delay_forwarding", true, reason)
         }

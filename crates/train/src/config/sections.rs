@@ -392,8 +392,6 @@ section! {
         schedule: Schedule = Schedule::Circular,
         /// Whether activations are sent one iteration late, so that the transfer overlaps with compute.
         delay_forwarding: bool = false,
-        /// Whether stages of a circular or gpipe pipeline do nothing in bubbles, instead of computing what is left out.
-        skip_bubbles: bool = false,
         /// Whether iterations are a loop, or each its own nodes.
         scan_iterations: bool = true,
         /// Whether repeats are a loop, or each its own nodes.

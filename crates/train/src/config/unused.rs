@@ -79,11 +79,8 @@ impl RunConfig {
         if let Some(PipelineConfig { weights: WeightPlan::PerIteration, .. }) = &self.pipeline {
             unused.push(("pipeline", "keep_gathered", is("pipeline.weights", WeightPlan::PerIteration.name())));
         }
-        if let Some(pipeline) = self.pipeline.as_ref().filter(|pipeline| self.layers_branch(pipeline)) {
-            let key = match pipeline.skip_bubbles {
-                true => is("pipeline.skip_bubbles", "true"),
-                false => is("pipeline.schedule", pipeline.schedule.name()),
-            };
+        if let Some(pipeline) = self.pipeline.as_ref().filter(|pipeline| pipeline.schedule.branches()) {
+            let key = is("pipeline.schedule", pipeline.schedule.name());
             unused.push(("kernels", "context", format!("{key}: layers in its branches gather keys")));
         }
         if let Some(PipelineConfig { schedule, .. }) = &self.pipeline

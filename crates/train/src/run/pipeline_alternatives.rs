@@ -125,9 +125,8 @@ fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
             };
             let (repeats, chunks) = if schedule.has_chunks() { (1, parts) } else { (parts, 1) };
             let layers_per_stage = layers_of_stage / parts;
-            // Where stages branch, they skip bubbles and overlap transfers by themselves.
-            let [delay_forwarding, skip_bubbles] =
-                [own.delay_forwarding, own.skip_bubbles].map(|asked| asked && !schedule.branches());
+            // Where stages branch, they overlap transfers by themselves.
+            let delay_forwarding = own.delay_forwarding && !schedule.branches();
             found.push(PipelineConfig {
                 repeats,
                 chunks,
@@ -135,7 +134,6 @@ fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
                 schedule,
                 weights,
                 delay_forwarding,
-                skip_bubbles,
                 ..own.clone()
             });
         }

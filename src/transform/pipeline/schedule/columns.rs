@@ -1,9 +1,7 @@
 //! A table as numbers, which the program that runs it reads.
 
-use serde::Serialize;
-
 use super::slots::{Assigned, Slots, number};
-use super::{Cell, Route, ScheduleError, Shape, Table};
+use super::{Route, ScheduleError, Shape, Table};
 
 /// A table as numbers.
 ///
@@ -14,7 +12,7 @@ use super::{Cell, Route, ScheduleError, Shape, Table};
 /// 2. The loss of microbatch `leaves_for_loss`, if it is not -1, of the F of stage
 ///    [`loss_stage`](Shape::loss_stage). The gradient goes into `loss_slot` of that stage's inbox.
 /// 3. B, where `backward` is not 0. It reads `backward_input` and `backward_held_b`, and writes `backward_between`.
-/// 4. W's, as many as `weights_count`. Each reads `weights_held_w` and `weights_between`.
+/// 4. W's, each an entry where `weights` is not 0. Each reads `weights_held_w` and `weights_between`.
 /// 5. The permutes: the results that `sends_right` and `sends_left` name go to the neighbours, which put them into the
 ///    slots of their inboxes that `arrives_from_left` and `arrives_from_right` name. Results that stay are put into
 ///    `forward_stays` and `backward_stays`.
@@ -25,7 +23,7 @@ use super::{Cell, Route, ScheduleError, Shape, Table};
 /// any case. B can read what the loss wrote in the tick.
 ///
 /// Columns with stages are `[tick][stage]`. -1 is nothing, unless a column says otherwise.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
     /// Slots of buffers.
     pub slots: Slots,
@@ -57,15 +55,11 @@ pub struct Columns {
     /// The slot of `between` for the W's of the item; -1 without [`Shape::split`].
     pub backward_between: Vec<Vec<i32>>,
 
-    /// The number of W's; they are the first entries of the columns below.
-    pub weights_count: Vec<Vec<i32>>,
-    /// 0 for none, else 1 + the chunk. This column and the others of weights have `max_weights` entries for each stage:
+    /// 0 for none, else 1 + the chunk. The real entries come first. This column and the others of weights have `max_weights` entries for each stage:
     /// `[tick][stage * max_weights + entry]`.
     pub weights: Vec<Vec<i32>>,
     /// The microbatch; -1 for none.
     pub weights_microbatch: Vec<Vec<i32>>,
-    /// The piece; -1 for none.
-    pub weights_piece: Vec<Vec<i32>>,
     /// The slot of `held_w`.
     pub weights_held_w: Vec<Vec<i32>>,
     /// The slot of `between`.
@@ -96,8 +90,8 @@ pub struct Columns {
 }
 
 /// The numbers by which [`Columns::sends_right`] and [`Columns::sends_left`] name the result of F and that of B.
-pub(super) const SENDS_FORWARD: i32 = 1;
-pub(super) const SENDS_BACKWARD: i32 = 2;
+const SENDS_FORWARD: i32 = 1;
+const SENDS_BACKWARD: i32 = 2;
 
 impl Columns {
     /// The columns of a table.
@@ -124,13 +118,12 @@ impl Columns {
                     if shape.virtual_stage(stage, item.chunk) == 0 {
                         columns.enters[tick] = number(item.microbatch);
                     }
-                    let route = shape.forward_route(stage, item.chunk);
-                    match route {
+                    match shape.forward_route(stage, item.chunk) {
                         Route::Out => {
                             columns.leaves_for_loss[tick] = number(item.microbatch);
                             columns.loss_slot[tick] = assigned.backward_input[at];
                         }
-                        _ => {
+                        route => {
                             let after = times.index(shape.virtual_stage(stage, item.chunk) + 1, item.microbatch);
                             columns.send(tick, stage, route, SENDS_FORWARD, assigned.forward_input[after]);
                         }
@@ -154,10 +147,13 @@ impl Columns {
                         }
                     }
                 }
-                columns.put_weights(tick, stage, cell, |chunk, microbatch| {
-                    let at = index(stage, chunk, microbatch);
-                    (assigned.held_w[at], assigned.between[at])
-                });
+                for (entry, item) in cell.weights.iter().enumerate() {
+                    let (at, entry) = (index(stage, item.chunk, item.microbatch), stage * max_weights + entry);
+                    columns.weights[tick][entry] = 1 + number(item.chunk);
+                    columns.weights_microbatch[tick][entry] = number(item.microbatch);
+                    columns.weights_held_w[tick][entry] = assigned.held_w[at];
+                    columns.weights_between[tick][entry] = assigned.between[at];
+                }
             }
         }
         Ok(columns)
@@ -181,10 +177,8 @@ impl Columns {
             backward_held_b: none.clone(),
             backward_held_w: none.clone(),
             backward_between: none.clone(),
-            weights_count: zeros.clone(),
             weights: entries(0),
             weights_microbatch: entries(-1),
-            weights_piece: entries(-1),
             weights_held_w: entries(-1),
             weights_between: entries(-1),
             sends_right: zeros.clone(),
@@ -215,19 +209,6 @@ impl Columns {
             Route::Stays if what == SENDS_FORWARD => self.forward_stays[tick][stage] = slot,
             Route::Stays => self.backward_stays[tick][stage] = slot,
             Route::Out => {}
-        }
-    }
-
-    fn put_weights(&mut self, tick: usize, stage: usize, cell: &Cell, slots: impl Fn(usize, usize) -> (i32, i32)) {
-        self.weights_count[tick][stage] = number(cell.weights.len());
-        for (entry, piece) in cell.weights.iter().enumerate() {
-            let at = stage * self.max_weights + entry;
-            let (held_w, between) = slots(piece.item.chunk, piece.item.microbatch);
-            self.weights[tick][at] = 1 + number(piece.item.chunk);
-            self.weights_microbatch[tick][at] = number(piece.item.microbatch);
-            self.weights_piece[tick][at] = number(piece.piece);
-            self.weights_held_w[tick][at] = held_w;
-            self.weights_between[tick][at] = between;
         }
     }
 }

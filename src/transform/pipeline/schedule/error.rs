@@ -1,52 +1,8 @@
 //! Errors of tables.
 
-use std::fmt;
-
 use meshloom_hlo::message::counted;
 
-use super::Work;
-
-/// The way that a payload goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// To the stage after.
-    Right,
-    /// To the stage before.
-    Left,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Direction::Right => "right",
-            Direction::Left => "left",
-        })
-    }
-}
-
-/// A buffer of the [columns](super::Columns), as something that is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Read {
-    /// Activations and gradients that have arrived and wait.
-    Inbox,
-    /// Residuals for the backward pass.
-    HeldB,
-    /// Residuals for gradients of weights.
-    HeldW,
-    /// Values that the backward pass leaves for gradients of weights.
-    Between,
-}
-
-impl fmt::Display for Read {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Read::Inbox => "inbox",
-            Read::HeldB => "held_b",
-            Read::HeldW => "held_w",
-            Read::Between => "between",
-        })
-    }
-}
+use super::{Route, Work};
 
 /// The reason why a table is impossible, or cannot be run.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -59,9 +15,8 @@ pub enum ScheduleError {
     },
     /// More entries than a table can have.
     #[error(
-        "a schedule of {} with {}, {} and {} has more than {limit} entries: use fewer",
-        counted(*.stages, "stage"), counted(*.microbatches, "microbatch"), counted(*.chunks, "chunk"),
-        counted(*.pieces, "piece")
+        "a schedule of {} with {} and {} has more than {limit} entries: use fewer",
+        counted(*.stages, "stage"), counted(*.microbatches, "microbatch"), counted(*.chunks, "chunk")
     )]
     TooLarge {
         /// The number of stages, S.
@@ -70,8 +25,6 @@ pub enum ScheduleError {
         microbatches: usize,
         /// The number of chunks on each stage, v.
         chunks: usize,
-        /// Pieces of the weights of a chunk.
-        pieces: usize,
         /// The most entries.
         limit: usize,
     },
@@ -150,8 +103,8 @@ pub enum ScheduleError {
     },
     /// Two payloads would go the same way.
     #[error(
-        "stage {stage} does {forward} and {backward} in tick {tick}, and both results go {direction}: one permute \
-         carries one"
+        "stage {stage} does {forward} and {backward} in tick {tick}, and both results go {}: one permute carries one",
+        if *.route == Route::Left { "left" } else { "right" }
     )]
     Collision {
         /// The tick.
@@ -162,8 +115,8 @@ pub enum ScheduleError {
         forward: Work,
         /// The second work of the tick.
         backward: Work,
-        /// The direction in which both results go.
-        direction: Direction,
+        /// Where both results go.
+        route: Route,
     },
     /// Microbatches enter or leave out of order.
     #[error("stage {stage} does {work} in tick {tick}, but the next in order is microbatch {expected}")]
@@ -204,50 +157,6 @@ pub enum ScheduleError {
         cap: f64,
         /// The least that a table holds.
         least: f64,
-    },
-    /// Columns that do not belong to the table, or have a number that means nothing.
-    #[error("in the columns of tick {tick}, stage {stage}, {column} is {found}, but the table needs {expected}")]
-    Column {
-        /// The tick.
-        tick: usize,
-        /// The stage.
-        stage: usize,
-        /// Name of the column.
-        column: &'static str,
-        /// The expected value.
-        expected: String,
-        /// The value found.
-        found: i32,
-    },
-    /// Columns of another length.
-    #[error("the column {column} has {found} numbers, but the table needs {expected}")]
-    ColumnLength {
-        /// Name of the column.
-        column: &'static str,
-        /// The expected length.
-        expected: usize,
-        /// The length found.
-        found: usize,
-    },
-    /// A slot holds another value than the one that is read.
-    #[error(
-        "in tick {tick}, stage {stage} reads slot {slot} of {buffer} for {work}, which needs {expected} but finds {found}"
-    )]
-    Slot {
-        /// The tick.
-        tick: usize,
-        /// The stage.
-        stage: usize,
-        /// The buffer.
-        buffer: Read,
-        /// The slot.
-        slot: i32,
-        /// The work that reads the slot.
-        work: Work,
-        /// The value that it needs.
-        expected: String,
-        /// The value in the slot.
-        found: String,
     },
 }
 

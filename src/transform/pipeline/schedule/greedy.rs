@@ -1,11 +1,11 @@
 //! Tables by a greedy rule with a few parameters, over which `search` looks for the best.
 //!
 //! In each tick, each stage takes what is there: the next forward pass that it may do, the oldest backward pass. Then
-//! the tick lasts as long as the stage that has most to do, and the others fill the rest with pieces of weights.
+//! the tick lasts as long as the stage that has most to do, and the others fill the rest with gradients of weights.
 
-use super::{Cell, Cost, Item, Piece, Shape, Table};
+use super::{Cell, Cost, Item, Shape, Table};
 
-/// The work that a stage may do in a tick besides pieces of weights.
+/// The work that a stage may do in a tick besides gradients of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// One pass.
@@ -48,8 +48,6 @@ pub(super) struct Rule {
     pub waiting: usize,
     /// Whether a forward pass of a later chunk goes first.
     pub deep: bool,
-    /// Whether all pieces of an item are done before those of another. Otherwise chunks take turns.
-    pub whole: bool,
 }
 
 /// Where to give up: no better table can come of it.
@@ -76,7 +74,6 @@ pub(super) const EPSILON: f64 = 1e-9;
 struct State<'a> {
     shape: &'a Shape,
     costs: &'a [Cost],
-    pieces: usize,
     forwards: Vec<usize>,
     backwards: Vec<usize>,
     weights: Vec<usize>,
@@ -127,7 +124,7 @@ pub(super) fn greedy(shape: &Shape, costs: &[Cost], rule: &Rule, bounds: Bounds)
             return None;
         }
     }
-    let rest = shape.split.then(|| state.rest(rule)).flatten();
+    let rest = shape.split.then(|| state.rest()).flatten();
     if let Some((row, lasts)) = rest {
         time += lasts;
         ticks.push(row);
@@ -142,7 +139,6 @@ impl<'a> State<'a> {
         State {
             shape,
             costs,
-            pieces: shape.weight_pieces(),
             forwards: vec![0; chunks],
             backwards: vec![0; chunks],
             weights: vec![0; chunks],
@@ -176,8 +172,8 @@ impl<'a> State<'a> {
             if microbatch - self.backwards[at] >= most {
                 return None;
             }
-            // Items whose last piece is not done count as held.
-            if self.shape.split && microbatch - self.weights[at] / self.pieces >= rule.in_flight + rule.waiting {
+            // Items whose weights are not done count as held.
+            if self.shape.split && microbatch - self.weights[at] >= rule.in_flight + rule.waiting {
                 return None;
             }
         }
@@ -276,38 +272,27 @@ impl<'a> State<'a> {
         cost.backward + cost.weights
     }
 
-    /// The chunk of a stage whose next piece is the oldest, and the time of that piece.
-    fn next_piece(&self, stage: usize, rule: &Rule) -> Option<(usize, f64)> {
-        let waiting = self.chunks_of(stage).filter(|at| self.weights[*at] < self.pieces * self.backwards[*at]);
-        let oldest = waiting.min_by_key(|at| {
-            let done = self.weights[*at];
-            if rule.whole { (done / self.pieces, self.pieces - done % self.pieces) } else { (done, 0) }
-        })?;
-        let chunk = oldest - stage * self.shape.chunks;
-        let cost = self.costs[self.shape.virtual_stage(stage, chunk)].weights / self.pieces as f64;
-        Some((chunk, cost))
+    /// The chunk of a stage whose weights have waited longest, and their time.
+    fn next_weights(&self, stage: usize) -> Option<(usize, f64)> {
+        let waiting = self.chunks_of(stage).filter(|at| self.weights[*at] < self.backwards[*at]);
+        let chunk = waiting.min_by_key(|at| self.weights[*at])? - stage * self.shape.chunks;
+        Some((chunk, self.costs[self.shape.virtual_stage(stage, chunk)].weights))
     }
 
-    /// Notes a piece.
-    fn do_piece(&mut self, stage: usize, chunk: usize, cell: &mut Cell) {
+    /// Notes the gradients of a chunk's next weights.
+    fn do_weights(&mut self, stage: usize, chunk: usize, cell: &mut Cell) {
         let at = stage * self.shape.chunks + chunk;
-        let (microbatch, piece) = (self.weights[at] / self.pieces, self.weights[at] % self.pieces);
-        cell.weights.push(Piece { item: Item { chunk, microbatch }, piece });
+        cell.weights.push(Item { chunk, microbatch: self.weights[at] });
         self.weights[at] += 1;
-        if piece + 1 == self.pieces {
-            self.held[stage] -= 1;
-        }
+        self.held[stage] -= 1;
     }
 
-    fn pending(&self, stage: usize) -> usize {
-        self.chunks_of(stage).map(|at| self.pieces * self.backwards[at] - self.weights[at]).sum()
-    }
-
-    /// Adds pieces of weights: those that may not wait any longer, then as many as fit in the time of the tick.
+    /// Adds gradients of weights: those that may not wait any longer, then as many as fit in the time of the tick.
     fn fill(&mut self, rule: &Rule, row: &mut [Cell], lasts: &mut [f64]) {
         let idle = row.iter().all(Cell::is_empty);
         for (stage, (cell, lasts)) in row.iter_mut().zip(lasts.iter_mut()).enumerate() {
-            let too_many = self.pending(stage).saturating_sub(rule.waiting * self.pieces);
+            let pending: usize = self.chunks_of(stage).map(|at| self.backwards[at] - self.weights[at]).sum();
+            let too_many = pending.saturating_sub(rule.waiting);
             let busy = cell.forward.is_some() || cell.backward.is_some();
             let forced = match rule.mode {
                 Mode::Both { .. } => too_many,
@@ -317,31 +302,31 @@ impl<'a> State<'a> {
             // If no stage has a pass, weights are all there is to do.
             let forced = if idle { forced.max(1) } else { forced };
             for _ in 0..forced {
-                let Some((chunk, cost)) = self.next_piece(stage, rule) else { break };
-                self.do_piece(stage, chunk, cell);
+                let Some((chunk, cost)) = self.next_weights(stage) else { break };
+                self.do_weights(stage, chunk, cell);
                 *lasts += cost;
             }
         }
         let longest = lasts.iter().copied().fold(0.0, f64::max);
         for (stage, (cell, lasts)) in row.iter_mut().zip(lasts.iter_mut()).enumerate() {
-            while let Some((chunk, cost)) = self.next_piece(stage, rule) {
+            while let Some((chunk, cost)) = self.next_weights(stage) {
                 if *lasts + cost > longest + EPSILON {
                     break;
                 }
-                self.do_piece(stage, chunk, cell);
+                self.do_weights(stage, chunk, cell);
                 *lasts += cost;
             }
         }
     }
 
-    /// The pieces that are left after the last pass, all in one tick, and its time.
-    fn rest(&mut self, rule: &Rule) -> Option<(Vec<Cell>, f64)> {
+    /// The gradients of weights that are left after the last pass, all in one tick, and its time.
+    fn rest(&mut self) -> Option<(Vec<Cell>, f64)> {
         let mut row = vec![Cell::default(); self.shape.stages];
         let mut longest = 0.0;
         for (stage, cell) in row.iter_mut().enumerate() {
             let mut lasts = 0.0;
-            while let Some((chunk, cost)) = self.next_piece(stage, rule) {
-                self.do_piece(stage, chunk, cell);
+            while let Some((chunk, cost)) = self.next_weights(stage) {
+                self.do_weights(stage, chunk, cell);
                 lasts += cost;
             }
             longest = f64::max(longest, lasts);

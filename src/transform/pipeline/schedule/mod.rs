@@ -10,11 +10,9 @@
 //! | `error` | what is wrong with a table |
 //! | `verify` | whether a table does everything once, in time, and on paths that are free |
 //! | `columns`, `slots` | the table as numbers, with the slots of buffers |
-//! | `replay` | whether the columns, run one by one, find in each slot what they need |
 //! | `simulate` | how long a table takes, and what it holds |
-//! | `orders` | tables by rule: GPipe, 1F1B, zero bubble |
+//! | `orders` | tables by rule: GPipe, 1F1B, ZB-V |
 //! | `search`, `greedy` | tables by search |
-//! | `picture` | a table as text |
 //!
 //! Sources: GPipe (Huang et al., arXiv 1811.06965), 1F1B and interleaved stages (Narayanan et al., arXiv 2104.04473),
 //! ZB-H1 (Qi et al., arXiv 2401.10241), ZB-V (Qi et al., arXiv 2405.15362).
@@ -23,24 +21,20 @@ mod columns;
 mod error;
 mod greedy;
 mod orders;
-mod picture;
-mod replay;
 mod search;
 mod simulate;
 mod slots;
 mod verify;
 
 pub use columns::Columns;
-pub use error::{Direction, Read, ScheduleError};
+pub use error::ScheduleError;
 pub use simulate::{Cost, Costs, Simulated};
 pub use slots::Slots;
 
 use std::fmt;
 
-use serde::Serialize;
-
 /// The virtual stages of a stage's chunks. A microbatch goes through virtual stages in ascending order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Chunk c of stage s is virtual stage c S + s: from the last stage it goes on at the first.
     Loop,
@@ -50,7 +44,7 @@ pub enum Placement {
 }
 
 /// The dimensions of a pipeline for which a table is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The number of stages, S.
     pub stages: usize,
@@ -63,13 +57,10 @@ pub struct Shape {
     /// Whether the backward pass is cut into gradients of inputs, which the stage before waits for, and gradients of
     /// weights, which can wait. Otherwise a table has no entries for weights, and [`Cell::backward`] computes both.
     pub split: bool,
-    /// The number of parts in which the gradients of the weights of one chunk can be computed: its layers, or runs of
-    /// them. It has no meaning without `split`.
-    pub pieces: usize,
 }
 
 /// One chunk's work on one microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Item {
     /// The chunk, of those on the stage.
     pub chunk: usize,
@@ -77,49 +68,39 @@ pub struct Item {
     pub microbatch: usize,
 }
 
-/// One part of the gradients of the weights of a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-pub struct Piece {
-    /// The item whose weights they are.
-    pub item: Item,
-    /// The number of the part, of [`Shape::pieces`].
-    pub piece: usize,
-}
-
 /// The work of one stage in one tick, in this order.
 ///
 /// After the forward pass of the last virtual stage, the loss of the microbatch is computed in the same tick. So the
 /// backward pass of the same item can follow in this tick. Everything else that another virtual stage needs, on the
 /// same stage too, is there from the next tick on. Weights of an item can follow in the tick of its backward pass.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Cell {
     /// The forward pass of an item, F.
     pub forward: Option<Item>,
     /// The backward pass of an item: gradients of inputs, B; without [`Shape::split`] those of weights too.
     pub backward: Option<Item>,
     /// Gradients of weights, W.
-    pub weights: Vec<Piece>,
+    pub weights: Vec<Item>,
 }
 
 /// The work of each stage in each tick.
 ///
 /// ```
-/// use meshloom::transform::pipeline::{Columns, Costs, ScheduleError, Table};
+/// use meshloom::transform::pipeline::{Columns, Costs, Placement, ScheduleError, Shape, Table};
 ///
 /// # fn main() -> Result<(), ScheduleError> {
-/// // Four stages and eight microbatches, with F, B and W of one time. W is in one piece.
+/// // Four stages and eight microbatches, with F, B and W of one time; at most four microbatches are held.
 /// let costs = Costs::even(1.0, 1.0, 1.0);
-/// let table = Table::zb_v(4, 8, 1, &costs)?;
-/// println!("{table}");
+/// let shape = Shape { chunks: 2, placement: Placement::Vee, split: true, ..Shape::new(4, 8) };
+/// let table = Table::searched(&[shape], &costs, 4.0)?;
 /// let simulated = table.simulate(&costs)?;
-/// assert!(simulated.bubble_lockstep < 0.06 && simulated.peak() <= 4.0);
+/// assert!(simulated.bubble < 0.06 && simulated.peak() <= 4.0);
 /// // A program that runs the table reads these numbers.
 /// let columns = Columns::of(&table)?;
-/// columns.replay(&table)?;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// The shape for which the table is made.
     pub shape: Shape,
@@ -128,18 +109,18 @@ pub struct Table {
 }
 
 /// One entry of a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// [`Cell::forward`].
     Forward(Item),
     /// [`Cell::backward`].
     Backward(Item),
     /// One of [`Cell::weights`].
-    Weights(Piece),
+    Weights(Item),
 }
 
 /// Where a result goes at the end of a tick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// To the stage after, from the last one to the first.
     Right,
@@ -162,7 +143,7 @@ impl fmt::Display for Work {
         match self {
             Work::Forward(item) => write!(f, "F of {item}"),
             Work::Backward(item) => write!(f, "B of {item}"),
-            Work::Weights(Piece { item, piece }) => write!(f, "W piece {piece} of {item}"),
+            Work::Weights(item) => write!(f, "W of {item}"),
         }
     }
 }
@@ -180,7 +161,7 @@ const MOST_ENTRIES: usize = 1 << 22;
 impl Shape {
     /// A shape of one chunk per stage, with a backward pass in one part.
     pub fn new(stages: usize, microbatches: usize) -> Shape {
-        Shape { stages, microbatches, chunks: 1, placement: Placement::Loop, split: false, pieces: 1 }
+        Shape { stages, microbatches, chunks: 1, placement: Placement::Loop, split: false }
     }
 
     /// Number of virtual stages, S v.
@@ -242,18 +223,13 @@ impl Shape {
         matches!(route, Route::Right | Route::Left) && route == self.backward_route(stage, backward)
     }
 
-    /// Number of pieces that a table has for each item: 0 without `split`.
-    pub fn weight_pieces(&self) -> usize {
-        if self.split { self.pieces } else { 0 }
-    }
-
     /// Checks that there can be such a table.
     ///
     /// # Errors
     /// A number is zero or all of them are too large, or the chunks do not go with the placement.
     pub fn validate(&self) -> Result<(), ScheduleError> {
-        let &Shape { stages, microbatches, chunks, placement, pieces, .. } = self;
-        let counts = [("stages", stages), ("microbatches", microbatches), ("chunks", chunks), ("pieces", pieces)];
+        let &Shape { stages, microbatches, chunks, placement, .. } = self;
+        let counts = [("stages", stages), ("microbatches", microbatches), ("chunks", chunks)];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(ScheduleError::Zero { what });
         }
@@ -263,7 +239,7 @@ impl Shape {
         let entries = counts.iter().try_fold(1usize, |product, (_, count)| product.checked_mul(*count));
         match entries {
             Some(entries) if entries <= MOST_ENTRIES => Ok(()),
-            _ => Err(ScheduleError::TooLarge { stages, microbatches, chunks, pieces, limit: MOST_ENTRIES }),
+            _ => Err(ScheduleError::TooLarge { stages, microbatches, chunks, limit: MOST_ENTRIES }),
         }
     }
 }

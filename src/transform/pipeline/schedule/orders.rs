@@ -1,7 +1,7 @@
 //! Tables by rule. Sources: see the [module](super).
 
-use super::simulate::cell_cost;
-use super::{Cell, Cost, Item, Piece, Placement, ScheduleError, Shape, Table, Work};
+use super::simulate::{cell_cost, tick_cost};
+use super::{Cell, Cost, Item, Placement, ScheduleError, Shape, Table, Work};
 
 /// Checks a shape for a generator: every table's conditions must hold, and there must be a microbatch for each stage.
 pub(super) fn check(shape: &Shape) -> Result<(), ScheduleError> {
@@ -63,7 +63,7 @@ impl Table {
     }
 }
 
-/// The work of one stage, one entry in each tick. An entry of weights stands for all pieces of its item.
+/// The work of one stage, one entry in each tick.
 type Order = Vec<Work>;
 
 /// Notes work on one item after another.
@@ -81,36 +81,8 @@ impl Writer {
     }
 }
 
-fn weights(item: Item) -> Work {
-    Work::Weights(Piece { item, piece: 0 })
-}
-
-/// ZB-H1: stage s starts with S - s forward passes, and lets the weights of s microbatches wait.
-pub(super) fn zb_h1(shape: &Shape) -> Option<Table> {
-    let &Shape { stages, microbatches, .. } = shape;
-    let order = |stage: usize| {
-        let mut to = Writer { order: vec![], microbatches };
-        let warm = (stages - stage).min(microbatches);
-        for microbatch in 0..warm {
-            to.put(Work::Forward, 0, microbatch);
-        }
-        for microbatch in 0..microbatches {
-            to.put(Work::Backward, 0, microbatch);
-            if let Some(late) = microbatch.checked_sub(stage) {
-                to.put(weights, 0, late);
-            }
-            to.put(Work::Forward, 0, warm + microbatch);
-        }
-        for microbatch in microbatches.saturating_sub(stage)..microbatches {
-            to.put(weights, 0, microbatch);
-        }
-        to.order
-    };
-    in_lock_step(shape, &(0..stages).map(order).collect::<Vec<_>>())
-}
-
 /// ZB-V, as torch.distributed.pipelining has it.
-pub(super) fn zb_v(shape: &Shape) -> Option<Table> {
+fn zb_v(shape: &Shape) -> Option<Table> {
     let &Shape { stages, microbatches, .. } = shape;
     let order = |stage: usize| {
         let mut to = Writer { order: vec![], microbatches };
@@ -123,7 +95,7 @@ pub(super) fn zb_v(shape: &Shape) -> Option<Table> {
         };
         let both = |to: &mut Writer, backward: &mut [usize; 2], chunk: usize| {
             to.put(Work::Backward, chunk, backward[chunk]);
-            to.put(weights, chunk, backward[chunk]);
+            to.put(Work::Weights, chunk, backward[chunk]);
             backward[chunk] += 1;
         };
         for _ in 0..2 * (stages - stage) - 1 {
@@ -152,11 +124,11 @@ pub(super) fn zb_v(shape: &Shape) -> Option<Table> {
         }
         for _ in 0..stages - stage {
             next(&mut to, Work::Backward, &mut backward, 0);
-            next(&mut to, weights, &mut late, 0);
+            next(&mut to, Work::Weights, &mut late, 0);
         }
         for chunk in [1, 0] {
             while late[chunk] < backward[chunk] {
-                next(&mut to, weights, &mut late, chunk);
+                next(&mut to, Work::Weights, &mut late, chunk);
             }
         }
         to.order
@@ -213,9 +185,7 @@ fn in_lock_step(shape: &Shape, orders: &[Order]) -> Option<Table> {
                     row[stage].backward = Some(item);
                     done.backward[index] = tick;
                 }
-                Work::Weights(_) => {
-                    row[stage].weights = (0..shape.pieces).map(|piece| Piece { item, piece }).collect();
-                }
+                Work::Weights(_) => row[stage].weights.push(item),
             }
         }
         if row.iter().all(Cell::is_empty) {
@@ -226,17 +196,13 @@ fn in_lock_step(shape: &Shape, orders: &[Order]) -> Option<Table> {
     Some(table)
 }
 
-/// Moves pieces of weights to the earliest tick, from that of their backward pass on, in which there is room for them:
+/// Moves gradients of weights to the earliest tick, from that of their backward pass on, in which there is room for them:
 /// no tick becomes longer, later ones can become shorter, and nothing is held for longer. Ticks that become empty go.
-pub(super) fn pull_weights(table: &mut Table, costs: &[Cost]) {
+fn pull_weights(table: &mut Table, costs: &[Cost]) {
     let shape = table.shape;
-    let lasts = |row: &[Cell]| {
-        let cells = row.iter().enumerate();
-        cells.map(|(stage, cell)| cell_cost(&shape, costs, stage, cell)).fold(0.0, f64::max)
-    };
     let mut room: Vec<Vec<f64>> = Vec::with_capacity(table.ticks.len());
     for row in &table.ticks {
-        let longest = lasts(row);
+        let longest = tick_cost(&shape, costs, row);
         let cells = row.iter().enumerate();
         room.push(cells.map(|(stage, cell)| longest - cell_cost(&shape, costs, stage, cell)).collect());
     }
@@ -246,9 +212,9 @@ pub(super) fn pull_weights(table: &mut Table, costs: &[Cost]) {
             if let Some(item) = table.ticks[tick][stage].backward {
                 ready[item.chunk * shape.microbatches + item.microbatch] = tick;
             }
-            for piece in std::mem::take(&mut table.ticks[tick][stage].weights) {
-                let Item { chunk, microbatch } = piece.item;
-                let cost = costs[shape.virtual_stage(stage, chunk)].weights / shape.pieces as f64;
+            for item in std::mem::take(&mut table.ticks[tick][stage].weights) {
+                let Item { chunk, microbatch } = item;
+                let cost = costs[shape.virtual_stage(stage, chunk)].weights;
                 let from = ready[chunk * shape.microbatches + microbatch];
                 let earlier = (from..tick).find(|earlier| room[*earlier][stage] >= cost - 1e-9);
                 let to = earlier.unwrap_or(tick);
@@ -256,39 +222,22 @@ pub(super) fn pull_weights(table: &mut Table, costs: &[Cost]) {
                     room[earlier][stage] -= cost;
                     room[tick][stage] += cost;
                 }
-                table.ticks[to][stage].weights.push(piece);
+                table.ticks[to][stage].weights.push(item);
             }
         }
     }
     table.ticks.retain(|row| !row.iter().all(Cell::is_empty));
 }
 
-/// The published tables of a shape, as far as there are any.
-pub(super) fn published(shape: &Shape, costs: &[Cost]) -> Vec<Table> {
-    let &Shape { stages, microbatches, chunks, .. } = shape;
-    match (shape.split, shape.placement, chunks) {
-        (false, Placement::Loop, 1) => {
-            [Table::gpipe(stages, microbatches, 1), Table::one_f_one_b(stages, microbatches)]
-                .into_iter()
-                .flatten()
-                .collect()
-        }
-        (false, Placement::Loop, _) => Table::gpipe(stages, microbatches, chunks).into_iter().collect(),
-        (false, Placement::Vee, _) => vec![],
-        (true, placement, _) => {
-            let table = match (placement, chunks) {
-                (Placement::Loop, 1) => zb_h1(shape),
-                (Placement::Vee, 2) => zb_v(shape),
-                _ => None,
-            };
-            table
-                .into_iter()
-                .flat_map(|table| {
-                    let mut pulled = table.clone();
-                    pull_weights(&mut pulled, costs);
-                    [table, pulled]
-                })
-                .collect()
-        }
+/// The tables by rule of a shape that a search over greedy tables does not find as good.
+pub(super) fn by_rule(shape: &Shape, costs: &[Cost]) -> Vec<Table> {
+    match (shape.split, shape.placement) {
+        (false, Placement::Loop) => Table::gpipe(shape.stages, shape.microbatches, shape.chunks).into_iter().collect(),
+        (true, Placement::Vee) => zb_v(shape).map_or_else(Vec::new, |table| {
+            let mut pulled = table.clone();
+            pull_weights(&mut pulled, costs);
+            vec![table, pulled]
+        }),
+        (false, Placement::Vee) | (true, Placement::Loop) => Vec::new(),
     }
 }

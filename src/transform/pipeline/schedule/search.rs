@@ -1,49 +1,10 @@
-//! Tables by search: over the parameters of the `greedy` rule, and the published tables.
+//! Tables by search: over the parameters of the `greedy` rule, and tables by rule.
 
 use super::greedy::{Bounds, EPSILON, Made, Mode, Prefer, Rule, greedy};
-use super::orders::{check, published};
-use super::simulate::cell_cost;
+use super::orders::{by_rule, check};
 use super::{Cost, Costs, Placement, ScheduleError, Shape, Table};
 
 impl Table {
-    /// Interleaved stages: several chunks, the backward pass in one part. Up to one forward pass and one backward pass
-    /// are in each tick, so the time is near (M + (S - 1) / v) (f + b + w), and a stage holds about S (1 + 1 / v)
-    /// microbatches. The number of microbatches need not be a multiple of the stages.
-    ///
-    /// # Errors
-    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
-    pub fn interleaved(
-        stages: usize,
-        microbatches: usize,
-        chunks: usize,
-        costs: &Costs,
-    ) -> Result<Table, ScheduleError> {
-        let shape = Shape { chunks, ..Shape::new(stages, microbatches) };
-        let cap = stages as f64 * (1.0 + 1.0 / chunks.max(1) as f64) + 1.0;
-        Table::searched(&[shape], costs, cap)
-    }
-
-    /// Zero bubble with one chunk, in which a stage holds S microbatches at most: ZB-H1, or a better table for these
-    /// costs that a search finds.
-    ///
-    /// # Errors
-    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
-    pub fn zb_h1(stages: usize, microbatches: usize, pieces: usize, costs: &Costs) -> Result<Table, ScheduleError> {
-        let shape = Shape { split: true, pieces, ..Shape::new(stages, microbatches) };
-        Table::searched(&[shape], costs, stages as f64)
-    }
-
-    /// Zero bubble with two chunks in the form of a V, in which a stage holds S microbatches at most: ZB-V, or a better
-    /// table for these costs that a search finds.
-    ///
-    /// # Errors
-    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
-    pub fn zb_v(stages: usize, microbatches: usize, pieces: usize, costs: &Costs) -> Result<Table, ScheduleError> {
-        let shape = Shape::new(stages, microbatches);
-        let shape = Shape { chunks: 2, placement: Placement::Vee, split: true, pieces, ..shape };
-        Table::searched(&[shape], costs, stages as f64)
-    }
-
     /// The best table for the given number of chunks over both placements, with the backward pass in one part or, if
     /// `split` allows, in two. See [`Table::searched`].
     ///
@@ -60,19 +21,9 @@ impl Table {
         Table::searched(&shapes, costs, cap)
     }
 
-    /// Returns the published tables of a shape that exist. If a shape is split, each table occurs once as it was
-    /// published, and once with the gradients of weights pulled forward into free time.
-    ///
-    /// # Errors
-    /// There are fewer microbatches than stages, a number is 0 or too large, or the costs are for another shape.
-    pub fn published(shape: &Shape, costs: &Costs) -> Result<Vec<Table>, ScheduleError> {
-        check(shape)?;
-        Ok(published(shape, &costs.resolve(shape)?))
-    }
-
     /// The table of one of these shapes that takes the least time in lock step; of several such tables, the one that
     /// holds least. No stage holds more microbatches than `cap` at once, as
-    /// [`Simulated::peak_memory`](super::Simulated::peak_memory) counts them. The search goes over a small family of
+    /// [`Simulated::peak`](super::Simulated::peak) counts them. The search goes over a small family of
     /// rules, so there can be better tables. Whether an item waits for B or for W does not matter to `cap`; where one
     /// takes more than the other, compare [`Columns::slots`](super::Columns::slots).
     ///
@@ -104,8 +55,8 @@ impl Table {
 fn search(shape: &Shape, costs: &[Cost], cap: f64, best: &mut Option<Made>) {
     // Items that a stage may hold; a float that is too large becomes the largest number.
     let held = (cap * shape.chunks as f64 + EPSILON).floor() as usize;
-    for table in published(shape, costs) {
-        let made = measured(table, costs);
+    for table in by_rule(shape, costs) {
+        let made = Made { time: table.time(costs), held: table.most_held(), table };
         if made.held <= held && better(&made, best) {
             *best = Some(made);
         }
@@ -117,17 +68,6 @@ fn search(shape: &Shape, costs: &[Cost], cap: f64, best: &mut Option<Made>) {
             *best = Some(made);
         }
     }
-}
-
-fn measured(table: Table, costs: &[Cost]) -> Made {
-    let longest = |row: &Vec<super::Cell>| {
-        let cells = row.iter().enumerate();
-        cells.map(|(stage, cell)| cell_cost(&table.shape, costs, stage, cell)).fold(0.0, f64::max)
-    };
-    let time = table.ticks.iter().map(longest).sum();
-    let most = super::simulate::memory(&table).into_iter().flatten().fold(0.0, f64::max);
-    let held = (most * table.shape.chunks as f64).round() as usize;
-    Made { table, time, held }
 }
 
 /// Whether a table is better than the best so far: faster, or as fast and holds less, or both the same in fewer ticks.
@@ -178,16 +118,12 @@ fn rules(shape: &Shape) -> Vec<Rule> {
         modes.extend([Prefer::Forward, Prefer::Alternate].into_iter().flat_map(both));
     }
     modes.extend([Mode::One(Prefer::Alternate), Mode::One(Prefer::Forward)]);
-    let wholes: &[bool] = if shape.chunks > 1 && shape.weight_pieces() > 1 { &[true, false] } else { &[true] };
     let mut rules = vec![];
     for mode in modes {
         for &in_flight in &in_flight {
             for &waiting in &waiting {
                 for &slope in slopes {
-                    for &deep in deeps {
-                        let rule = |&whole| Rule { mode, in_flight, slope, waiting, deep, whole };
-                        rules.extend(wholes.iter().map(rule));
-                    }
+                    rules.extend(deeps.iter().map(|&deep| Rule { mode, in_flight, slope, waiting, deep }));
                 }
             }
         }

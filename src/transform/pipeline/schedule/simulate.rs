@@ -1,12 +1,9 @@
 //! The time and the memory of tables.
 
-use rustc_hash::FxHashMap;
-use serde::Serialize;
-
-use super::{Item, Placement, ScheduleError, Shape, Table};
+use super::{Item, ScheduleError, Shape, Table};
 
 /// The time of each pass over one microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// F.
     pub forward: f64,
@@ -17,7 +14,7 @@ pub struct Cost {
 }
 
 /// The times of the passes.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Costs {
     /// The times of a whole stage, the same for all stages. A chunk takes its share.
     Even(Cost),
@@ -59,76 +56,17 @@ impl Costs {
 }
 
 /// The time and the memory that a table takes.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Simulated {
-    /// The time of the table, if each tick lasts as long as the stage that has most to do.
-    pub makespan_lockstep: f64,
-    /// The time of the table, if a stage waits only for its neighbours at the end of a tick.
-    pub makespan_near: f64,
+    /// The time of the table: each tick lasts as long as the stage that has most to do.
+    pub time: f64,
     /// The time of a stage's work, on average over the stages.
     pub ideal: f64,
-    /// The part of `makespan_lockstep` that is more than `ideal`.
-    pub bubble_lockstep: f64,
-    /// The part of `makespan_near` that is more than `ideal`.
-    pub bubble_near: f64,
-    /// For each stage, the most activations that it holds: in microbatches, each of which takes 1 on a stage that has
-    /// passed it through all its chunks. An item counts from F until its last W; without [`Shape::split`] until B.
-    pub peak_memory: Vec<f64>,
-    /// `[tick][stage]`: the activations held after the F of the tick.
-    pub memory: Vec<Vec<f64>>,
-}
-
-impl Simulated {
-    /// The most activations that a stage holds. Buffers are alike on all stages, so this is what counts.
-    pub fn peak(&self) -> f64 {
-        self.peak_memory.iter().copied().fold(0.0, f64::max)
-    }
-}
-
-/// Computes the time and the memory of a table.
-///
-/// # Errors
-/// The table does not [verify](Table::verify), or the costs are not its costs.
-pub(super) fn simulate(table: &Table, costs: &Costs) -> Result<Simulated, ScheduleError> {
-    table.verify()?;
-    let costs = costs.resolve(&table.shape)?;
-    let shape = &table.shape;
-    let mut lockstep = 0.0;
-    let mut ends = vec![0.0; shape.stages];
-    let mut work = 0.0;
-    for row in &table.ticks {
-        let lasts: Vec<f64> = (0..shape.stages).map(|stage| cell_cost(shape, &costs, stage, &row[stage])).collect();
-        lockstep += lasts.iter().copied().fold(0.0, f64::max);
-        work += lasts.iter().sum::<f64>();
-        ends = (0..shape.stages).map(|stage| begins(shape, &ends, stage) + lasts[stage]).collect();
-    }
-    let near = ends.into_iter().fold(0.0, f64::max);
-    let ideal = work / shape.stages as f64;
-    let memory = memory(table);
-    let mut peak_memory = vec![0.0; shape.stages];
-    for row in &memory {
-        for (peak, held) in peak_memory.iter_mut().zip(row) {
-            *peak = held.max(*peak);
-        }
-    }
-    Ok(Simulated {
-        makespan_lockstep: lockstep,
-        makespan_near: near,
-        ideal,
-        bubble_lockstep: 1.0 - ideal / lockstep,
-        bubble_near: 1.0 - ideal / near,
-        peak_memory,
-        memory,
-    })
-}
-
-/// When a stage can begin its next tick: when its neighbours have ended theirs.
-fn begins(shape: &Shape, ends: &[f64], stage: usize) -> f64 {
-    let stages = shape.stages;
-    let ring = shape.placement == Placement::Loop && shape.chunks > 1;
-    let left = if stage > 0 { Some(stage - 1) } else { ring.then_some(stages - 1) };
-    let right = if stage + 1 < stages { Some(stage + 1) } else { ring.then_some(0) };
-    [left, right].into_iter().flatten().map(|neighbour| ends[neighbour]).fold(ends[stage], f64::max)
+    /// The part of `time` that is more than `ideal`.
+    pub bubble: f64,
+    /// The most activations that a stage holds, in microbatches, each of which takes 1 on a stage that has passed it
+    /// through all its chunks. An item counts from F until W; without [`Shape::split`] until B.
+    pub peak: f64,
 }
 
 /// The time of a cell.
@@ -136,33 +74,13 @@ pub(super) fn cell_cost(shape: &Shape, costs: &[Cost], stage: usize, cell: &supe
     let of = |item: &Item| costs[shape.virtual_stage(stage, item.chunk)];
     let backward = |cost: Cost| if shape.split { cost.backward } else { cost.backward + cost.weights };
     let forward = cell.forward.as_ref().map_or(0.0, |item| of(item).forward);
-    let weights: f64 = cell.weights.iter().map(|piece| of(&piece.item).weights / shape.pieces as f64).sum();
+    let weights: f64 = cell.weights.iter().map(|item| of(item).weights).sum();
     forward + cell.backward.as_ref().map_or(0.0, |item| backward(of(item))) + weights
 }
 
-/// `[tick][stage]`: activations held after F, in microbatches of a whole stage. Takes any table.
-pub(super) fn memory(table: &Table) -> Vec<Vec<f64>> {
-    let chunks = table.shape.chunks.max(1) as f64;
-    let mut held = vec![0usize; table.shape.stages];
-    let mut done: FxHashMap<(usize, Item), usize> = FxHashMap::default();
-    let mut curve = Vec::with_capacity(table.ticks.len());
-    for row in &table.ticks {
-        held.resize(row.len().max(held.len()), 0);
-        let mut after_forward = Vec::with_capacity(row.len());
-        for (stage, cell) in row.iter().enumerate() {
-            held[stage] += usize::from(cell.forward.is_some());
-            after_forward.push(held[stage] as f64 / chunks);
-            let mut freed = usize::from(cell.backward.is_some() && !table.shape.split);
-            for piece in &cell.weights {
-                let count = done.entry((stage, piece.item)).or_insert(0);
-                *count += 1;
-                freed += usize::from(*count == table.shape.pieces);
-            }
-            held[stage] = held[stage].saturating_sub(freed);
-        }
-        curve.push(after_forward);
-    }
-    curve
+/// The time of a tick: that of the stage that has most to do.
+pub(super) fn tick_cost(shape: &Shape, costs: &[Cost], row: &[super::Cell]) -> f64 {
+    row.iter().enumerate().map(|(stage, cell)| cell_cost(shape, costs, stage, cell)).fold(0.0, f64::max)
 }
 
 impl Table {
@@ -171,6 +89,29 @@ impl Table {
     /// # Errors
     /// The table does not [verify](Table::verify), or the costs are for another shape or no times.
     pub fn simulate(&self, costs: &Costs) -> Result<Simulated, ScheduleError> {
-        simulate(self, costs)
+        self.verify()?;
+        let (shape, costs) = (&self.shape, costs.resolve(&self.shape)?);
+        let time = self.time(&costs);
+        let cells = self.ticks.iter().flat_map(|row| row.iter().enumerate());
+        let work: f64 = cells.map(|(stage, cell)| cell_cost(shape, &costs, stage, cell)).sum();
+        let ideal = work / shape.stages as f64;
+        Ok(Simulated { time, ideal, bubble: 1.0 - ideal / time, peak: self.most_held() as f64 / shape.chunks as f64 })
+    }
+
+    /// The time of the table, by the costs of virtual stages.
+    pub(super) fn time(&self, costs: &[Cost]) -> f64 {
+        self.ticks.iter().map(|row| tick_cost(&self.shape, costs, row)).sum()
+    }
+
+    /// The most items that a stage holds.
+    pub(super) fn most_held(&self) -> usize {
+        let mut held = vec![0; self.shape.stages];
+        let after_forward = |(held, cell): (&mut usize, &super::Cell)| {
+            *held += usize::from(cell.forward.is_some());
+            let most = *held;
+            *held -= if self.shape.split { cell.weights.len() } else { usize::from(cell.backward.is_some()) };
+            most
+        };
+        self.ticks.iter().flat_map(|row| held.iter_mut().zip(row).map(after_forward).max()).max().unwrap_or(0)
     }
 }

@@ -3,21 +3,19 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-use serde::Serialize;
-
 use super::Shape;
 use super::verify::Times;
 
 /// Slots of each buffer of a stage. All stages have the same number, as it is one program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Slots {
     /// Activations and gradients of them that have arrived, and wait for the pass that reads them.
     pub inbox: usize,
     /// Residuals of an item from its forward pass to its backward pass.
     pub held_b: usize,
-    /// Residuals of an item from its forward pass to its last piece of weights; 0 without [`Shape::split`].
+    /// Residuals of an item from its forward pass to the gradients of its weights; 0 without [`Shape::split`].
     pub held_w: usize,
-    /// Values that the backward pass of an item leaves for its pieces of weights; 0 without [`Shape::split`].
+    /// Values that the backward pass of an item leaves for the gradients of its weights; 0 without [`Shape::split`].
     pub between: usize,
 }
 
@@ -83,7 +81,7 @@ impl Assigned {
                     // The other buffers are counted in whole ticks: a slot that is read in a tick is not written again
                     // in it.
                     held_b.push(whole(forward, backward));
-                    if let Some(weights) = times.last_weights(index) {
+                    if let Some(&weights) = times.weights.get(index) {
                         held_w.push(whole(forward, weights));
                         between.push(whole(backward, weights));
                     }

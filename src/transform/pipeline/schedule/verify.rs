@@ -1,6 +1,6 @@
 //! Whether a table does everything once, in time, and on paths that are free.
 
-use super::{Cell, Direction, Item, Piece, Route, ScheduleError, Shape, Table, Work};
+use super::{Cell, Item, ScheduleError, Shape, Table, Work};
 
 /// The tick of an entry that is not done.
 const NEVER: usize = usize::MAX;
@@ -8,13 +8,12 @@ const NEVER: usize = usize::MAX;
 /// When each entry of a table is done, by [`Times::index`].
 pub(super) struct Times {
     microbatches: usize,
-    pieces: usize,
     /// F, by virtual stage and microbatch.
     pub forward: Vec<usize>,
     /// B.
     pub backward: Vec<usize>,
-    /// Each piece of W.
-    weights: Vec<usize>,
+    /// W; empty where that is part of B.
+    pub weights: Vec<usize>,
 }
 
 impl Times {
@@ -23,19 +22,12 @@ impl Times {
         virtual_stage * self.microbatches + microbatch
     }
 
-    /// The tick of the last piece of an item; `None` without pieces.
-    pub fn last_weights(&self, index: usize) -> Option<usize> {
-        self.weights[index * self.pieces..(index + 1) * self.pieces].iter().copied().max()
-    }
-
     /// Collects the entries of a table, and checks that the shape has each of them and that each occurs once.
     fn of(table: &Table) -> Result<Times, ScheduleError> {
         let shape = &table.shape;
-        let (microbatches, pieces) = (shape.microbatches, shape.weight_pieces());
-        let items = shape.virtual_stages() * microbatches;
-        let nothing = |count: usize| vec![NEVER; count];
-        let (forward, backward, weights) = (nothing(items), nothing(items), nothing(items * pieces));
-        let mut times = Times { microbatches, pieces, forward, backward, weights };
+        let never = vec![NEVER; shape.virtual_stages() * shape.microbatches];
+        let weights = if shape.split { never.clone() } else { Vec::new() };
+        let mut times = Times { microbatches: shape.microbatches, forward: never.clone(), backward: never, weights };
         for (tick, row) in table.ticks.iter().enumerate() {
             if row.len() != shape.stages {
                 return Err(ScheduleError::Stages { tick, expected: shape.stages, found: row.len() });
@@ -64,10 +56,7 @@ impl Times {
         match work {
             Work::Forward(_) => self.forward.get_mut(index),
             Work::Backward(_) => self.backward.get_mut(index),
-            Work::Weights(Piece { piece, .. }) if piece < self.pieces => {
-                self.weights.get_mut(index * self.pieces + piece)
-            }
-            Work::Weights(_) => None,
+            Work::Weights(_) => self.weights.get_mut(index),
         }
     }
 
@@ -77,16 +66,13 @@ impl Times {
             let (stage, chunk) = shape.place(virtual_stage);
             for microbatch in 0..shape.microbatches {
                 let (item, index) = (Item { chunk, microbatch }, self.index(virtual_stage, microbatch));
-                let missing = |work| Err(ScheduleError::Missing { stage, work });
-                if self.forward[index] == NEVER {
-                    return missing(Work::Forward(item));
-                }
-                if self.backward[index] == NEVER {
-                    return missing(Work::Backward(item));
-                }
-                let pieces = &self.weights[index * self.pieces..(index + 1) * self.pieces];
-                if let Some(piece) = pieces.iter().position(|tick| *tick == NEVER) {
-                    return missing(Work::Weights(Piece { item, piece }));
+                let all = [
+                    (Work::Forward(item), &self.forward),
+                    (Work::Backward(item), &self.backward),
+                    (Work::Weights(item), &self.weights),
+                ];
+                if let Some((work, _)) = all.into_iter().find(|(_, ticks)| ticks.get(index) == Some(&NEVER)) {
+                    return Err(ScheduleError::Missing { stage, work });
                 }
             }
         }
@@ -114,9 +100,7 @@ impl Times {
                 let (item, from, index) = item_of(here + 1);
                 Some((Work::Backward(item), from, self.backward[index] + 1))
             }
-            Work::Weights(Piece { item, .. }) => {
-                Some((Work::Backward(item), stage, self.backward[self.index(here, microbatch)]))
-            }
+            Work::Weights(item) => Some((Work::Backward(item), stage, self.backward[self.index(here, microbatch)])),
         }
     }
 }
@@ -125,7 +109,7 @@ impl Work {
     /// The item that is worked on.
     pub fn item(&self) -> Item {
         match *self {
-            Work::Forward(item) | Work::Backward(item) | Work::Weights(Piece { item, .. }) => item,
+            Work::Forward(item) | Work::Backward(item) | Work::Weights(item) => item,
         }
     }
 }
@@ -137,8 +121,8 @@ fn works(cell: &Cell) -> impl Iterator<Item = Work> + '_ {
 }
 
 impl Table {
-    /// Checks that every item has one forward pass, one backward pass and, if the backward pass is split, each piece of
-    /// its weights once, on its stage; that what each needs is there in time; that each permute carries one payload
+    /// Checks that every item has one forward pass, one backward pass and, if the backward pass is split, the gradients
+    /// of its weights once, on its stage; that what each needs is there in time; that each permute carries one payload
     /// from each stage; and that microbatches enter and leave in ascending order.
     ///
     /// # Errors
@@ -184,11 +168,8 @@ impl Table {
         if !self.shape.collide(stage, forward.chunk, backward.chunk) {
             return Ok(());
         }
-        let direction = match self.shape.forward_route(stage, forward.chunk) {
-            Route::Left => Direction::Left,
-            _ => Direction::Right,
-        };
+        let route = self.shape.forward_route(stage, forward.chunk);
         let (forward, backward) = (Work::Forward(forward), Work::Backward(backward));
-        Err(ScheduleError::Collision { tick, stage, forward, backward, direction })
+        Err(ScheduleError::Collision { tick, stage, forward, backward, route })
     }
 }

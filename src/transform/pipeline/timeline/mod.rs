@@ -21,8 +21,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use super::by_table::InputRing;
 use super::schedule::{Cell, Columns, Item, Table};
-use super::turns::Turns;
 use super::{PipelineOptions, Task, WeightPlan, WeightUse};
 
 /// The work of every stage, and the times at which weights are gathered.
@@ -164,7 +164,7 @@ fn columns(options: &PipelineOptions, table: Option<&Table>) -> Vec<Column> {
     let forward = |iteration| (0..options.stages).map(|stage| options.task(iteration, stage)).collect();
     if let Some(table) = table {
         let task = |item: Option<Item>| item.map(|Item { chunk, microbatch }| Task { microbatch, repeat: chunk });
-        let of_weights = |cell: &Cell| cell.weights.iter().filter_map(|piece| task(Some(piece.item))).collect();
+        let of_weights = |cell: &Cell| cell.weights.iter().filter_map(|&item| task(Some(item))).collect();
         let column = |(iteration, cells): (usize, &Vec<Cell>)| Column {
             iteration,
             forward: cells.iter().map(|cell| task(cell.forward)).collect(),
@@ -295,11 +295,11 @@ struct OfTable {
 /// The counts of a table, or `None` if it does not verify. Tables made from options do verify.
 fn of_table(options: &PipelineOptions, table: &Table) -> Option<OfTable> {
     let (columns, simulated) = (Columns::of(table).ok()?, table.simulate(&options.costs()).ok()?);
-    let turns = Turns::of(&columns, table.shape);
+    let turns = InputRing::of(&columns, table.shape);
     // Two permutes at the end of each tick, and one for each turn.
     let moved = 2 * turns.ticks.len() + turns.count();
     let permutes = if options.stages == 1 { 0 } else { moved };
-    Some(OfTable { bubbles: simulated.bubble_lockstep, permutes, held: columns.slots.held_b.max(columns.slots.held_w) })
+    Some(OfTable { bubbles: simulated.bubble, permutes, held: columns.slots.held_b.max(columns.slots.held_w) })
 }
 
 /// The number of permutes: in every iteration one for the stages' results; where inputs enter or results leave, one for

@@ -6,11 +6,12 @@
 //! to `r` is complete. The loop over repeats does so at the start of its next iteration: the exchange can then be under
 //! way while microbatches go through, for the price of one repeat's sums.
 
+use super::super::stage::StageHalves;
+use super::super::stage_weights::{RepeatNumber, no_sums};
+use super::forward::{KeptWeights, PhasePart, inner_phase, is_looped};
 use super::iteration::{Machine, State};
-use super::run::{Kept, Part, inner_phase, is_looped};
-use super::stage::StageHalves;
-use super::weights::{Number, RepeatSums, Window};
-use super::{Phase, WeightUse};
+use super::phases::{Phase, WeightUse};
+use super::weight_window::{RepeatSums, Window};
 use crate::ir::DType;
 use crate::trace::{ScanOptions, Tensor, arange, fail_internal, scan_with};
 
@@ -24,7 +25,7 @@ pub(super) struct Backward<'a> {
     /// The stacked weights, gathered if all are gathered once.
     pub(super) stacked: &'a [Tensor],
     /// The gathered weights of every repeat, if they have been kept.
-    pub(super) kept: Option<Kept>,
+    pub(super) kept: Option<KeptWeights>,
 }
 
 impl Backward<'_> {
@@ -32,19 +33,19 @@ impl Backward<'_> {
     pub(super) fn run(&self, state: State<Tensor>) -> (State<Tensor>, Vec<Tensor>) {
         let (options, weights) = (self.machine.options, self.machine.weights);
         let phases = options.phases();
-        let last = self.of_repeat(Number::Known(options.repeats - 1));
+        let last = self.of_repeat(RepeatNumber::Known(options.repeats - 1));
         let (begin, end) = (&phases[0], &phases[phases.len() - 1]);
         if options.repeats == 1 {
-            let sums = weights.no_sums(&last);
+            let sums = vec![no_sums(&last)];
             let state = State { io: self.machine.home_back(state.io), ..state };
-            let (state, sums) = self.phase(begin, Part::Whole, &Window::One(last), (state, sums));
-            return (state, weights.stack(vec![self.repeat_done(sums.concat())]));
+            let (state, sums) = self.phase(begin, PhasePart::Whole, &Window::One(last), (state, sums));
+            return (state, weights.stack(vec![RepeatSums::One(self.reduced(sums.concat()))]));
         }
         if options.weights.slides() {
             return self.sliding((begin, end), last, state);
         }
-        let first = self.of_repeat(Number::Known(0));
-        let mut sums = weights.no_sums_of_all(&first);
+        let first = self.of_repeat(RepeatNumber::Known(0));
+        let mut sums = vec![no_sums(&first); options.repeats];
         let between = self.machine.between(self.stacked, (&first, &last));
         let mut state = state;
         for phase in phases.iter().rev() {
@@ -53,7 +54,7 @@ impl Backward<'_> {
                 WeightUse::One(repeat) => (Window::One(last.clone()), repeat..repeat + 1),
                 WeightUse::Changing(_) | WeightUse::Any => (between.clone(), 0..options.repeats),
             };
-            let (before, added) = self.phase(phase, Part::Whole, &window, (state, sums[of.clone()].to_vec()));
+            let (before, added) = self.phase(phase, PhasePart::Whole, &window, (state, sums[of.clone()].to_vec()));
             state = before;
             sums.splice(of, added);
         }
@@ -61,11 +62,12 @@ impl Backward<'_> {
     }
 
     /// The iterations of a part of a phase, the last first.
-    fn phase(&self, phase: &Phase, part: Part, window: &Window, back: Back) -> Back {
-        self.phase_from(phase, part, window, Number::Known(0).tensor(), back)
+    fn phase(&self, phase: &Phase, part: PhasePart, window: &Window, back: Back) -> Back {
+        self.phase_from(phase, part, window, RepeatNumber::Known(0).tensor(), back)
     }
 
-    fn phase_from(&self, phase: &Phase, part: Part, window: &Window, offset: Tensor, (state, sums): Back) -> Back {
+    /// As [`Backward::phase`], with an offset added to the numbers of iterations.
+    fn phase_from(&self, phase: &Phase, part: PhasePart, window: &Window, offset: Tensor, (state, sums): Back) -> Back {
         let (carried, read) = state.split();
         let iterations = (part.of(phase, true), true);
         let (state, sums) =
@@ -78,7 +80,7 @@ impl Backward<'_> {
     }
 
     /// The weights of a repeat, as the forward pass used them.
-    fn of_repeat(&self, repeat: Number) -> Vec<Tensor> {
+    fn of_repeat(&self, repeat: RepeatNumber) -> Vec<Tensor> {
         match &self.kept {
             None => self.machine.weights.of_repeat(self.stacked, repeat),
             Some(kept) => kept.of_repeat(repeat),
@@ -86,18 +88,19 @@ impl Backward<'_> {
     }
 
     /// Runs a part of the pass and, meanwhile, gets the weights of a repeat.
-    fn prefetching(&self, repeat: Number, back: Back, run: impl Fn(Part, Back) -> Back) -> (Back, Vec<Tensor>) {
+    fn prefetching(
+        &self,
+        repeat: RepeatNumber,
+        back: Back,
+        run: impl Fn(PhasePart, Back) -> Back,
+    ) -> (Back, Vec<Tensor>) {
         match &self.kept {
-            None => self.machine.prefetching(self.stacked, repeat, back, |(state, _)| state.shift(), run),
-            Some(kept) => (run(Part::Whole, back), kept.of_repeat(repeat)),
+            None => self.machine.prefetching(self.stacked, repeat, back, |(state, _)| &mut state.shift, run),
+            Some(kept) => (run(PhasePart::Whole, back), kept.of_repeat(repeat)),
         }
     }
 
     /// The cotangents of the weights of a repeat whose iterations are all done.
-    fn repeat_done(&self, sums: Vec<Tensor>) -> RepeatSums {
-        RepeatSums::One(self.reduced(sums))
-    }
-
     fn reduced(&self, sums: Vec<Tensor>) -> Vec<Tensor> {
         let weights = self.machine.weights;
         if weights.options.weights.slides() { weights.scatter(sums, false) } else { sums }
@@ -112,14 +115,15 @@ impl Backward<'_> {
     ) -> (State<Tensor>, Vec<Tensor>) {
         let (options, weights) = (self.machine.options, self.machine.weights);
         let window = Window::One(last.clone());
-        let back = (state, weights.no_sums(&last));
-        let ((state, sums), before) = self
-            .prefetching(Number::Known(options.repeats - 2), back, |part, back| self.phase(end, part, &window, back));
+        let back = (state, vec![no_sums(&last)]);
+        let ((state, sums), before) = self.prefetching(RepeatNumber::Known(options.repeats - 2), back, |part, back| {
+            self.phase(end, part, &window, back)
+        });
         let (state, sums, done) =
-            self.change(Number::Known(options.repeats - 1), (before.clone(), last), (state, sums));
+            self.change(RepeatNumber::Known(options.repeats - 1), (before.clone(), last), (state, sums));
         let mut by_repeat = Vec::new();
         // From the rest of a repeat to the change to it.
-        let retreat = |repeat: Number, (state, sums): Back, current: Vec<Tensor>| {
+        let retreat = |repeat: RepeatNumber, (state, sums): Back, current: Vec<Tensor>| {
             let rest = inner_phase(options, WeightUse::One(0));
             let offset = repeat.tensor() * options.microbatches as f64;
             let window = Window::One(current.clone());
@@ -138,7 +142,7 @@ impl Backward<'_> {
             let (carry, reduced) = scan_with(reverse, carry, numbers, |(state, sums, current, done), repeat| {
                 let reduced = self.reduced(done);
                 let back = (state.join(&read), sums);
-                let (state, sums, current, done) = retreat(Number::Traced(repeat), back, current);
+                let (state, sums, current, done) = retreat(RepeatNumber::Traced(repeat), back, current);
                 ((state.split().0, sums, current, done), reduced)
             });
             (state, sums, current, done) = carry;
@@ -146,13 +150,13 @@ impl Backward<'_> {
             by_repeat.push(RepeatSums::Several(reduced));
         } else {
             for repeat in (1..options.repeats - 1).rev() {
-                by_repeat.push(self.repeat_done(done));
-                (state, sums, current, done) = retreat(Number::Known(repeat), (state, sums), current);
+                by_repeat.push(RepeatSums::One(self.reduced(done)));
+                (state, sums, current, done) = retreat(RepeatNumber::Known(repeat), (state, sums), current);
             }
         }
-        by_repeat.push(self.repeat_done(done));
-        let (state, sums) = self.phase(begin, Part::Whole, &Window::One(current), (state, sums));
-        by_repeat.push(self.repeat_done(sums.concat()));
+        by_repeat.push(RepeatSums::One(self.reduced(done)));
+        let (state, sums) = self.phase(begin, PhasePart::Whole, &Window::One(current), (state, sums));
+        by_repeat.push(RepeatSums::One(self.reduced(sums.concat())));
         by_repeat.reverse();
         (state, weights.stack(by_repeat))
     }
@@ -161,17 +165,17 @@ impl Backward<'_> {
     /// and those of this one, not reduced yet.
     fn change(
         &self,
-        repeat: Number,
+        repeat: RepeatNumber,
         (before, after): (Vec<Tensor>, Vec<Tensor>),
         (state, mut sums): Back,
     ) -> (State<Tensor>, Vec<Vec<Tensor>>, Vec<Tensor>) {
         let options = self.machine.options;
         let repeat = repeat.tensor();
-        sums.splice(0..0, self.machine.weights.no_sums(&before));
+        sums.insert(0, no_sums(&before));
         let phase = inner_phase(options, WeightUse::Changing(0));
         let offset = repeat * options.microbatches as f64;
         let window = Window::Two { before, after, repeat };
-        let (state, mut sums) = self.phase_from(&phase, Part::Whole, &window, offset, (state, sums));
+        let (state, mut sums) = self.phase_from(&phase, PhasePart::Whole, &window, offset, (state, sums));
         let done = sums.pop().unwrap_or_else(|| {
             fail_internal("the change to a repeat of a pipeline", "sums of its weights");
             Vec::new()

@@ -1,10 +1,10 @@
 //! The loss of a microbatch, traced.
 
-use super::stage::gradient_of;
+use super::super::stage::gradient_among;
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Graph};
 use crate::ops::WithAxes;
-use crate::trace::{self, Place, Tensor, full, label};
+use crate::trace::{self, Tensor, full};
 
 /// The loss of a microbatch: a traced function of activations `[mb, ..]`, its own weights and rows `[mb, ..]`.
 pub(super) struct LossFunction {
@@ -15,7 +15,6 @@ pub(super) struct LossFunction {
     pub(super) weight_count: usize,
     /// The logical names of the activations that it gets.
     pub(super) names: AxisNames,
-    pub(super) place: Place,
 }
 
 impl LossFunction {
@@ -29,7 +28,7 @@ impl LossFunction {
 
     /// The loss alone.
     pub(super) fn value(&self, captured: &[Tensor], x: Tensor, weights: &[Tensor], rows: &[Tensor]) -> Tensor {
-        trace::inline(&self.graph, &[captured, &[self.named(x)], weights, rows].concat(), self.place)[0]
+        trace::inline(&self.graph, &[captured, &[self.named(x)], weights, rows].concat())[0]
     }
 
     /// The loss, the cotangent of the activations and those of the weights.
@@ -40,19 +39,20 @@ impl LossFunction {
         (x, weights, rows): (Tensor, &[Tensor], &[Tensor]),
     ) -> (Tensor, Tensor, Vec<Tensor>) {
         let inputs = [captured, &[self.named(x)], weights, rows].concat();
-        let results = trace::inline(halves.forward(), &inputs, self.place);
+        let results = trace::inline(halves.forward(), &inputs);
         let one = full(results[0].dtype(), [], 1.0);
         let arguments = halves.arguments(&inputs, &results[1..], &[one]);
-        let gradients = trace::inline(halves.backward(), &arguments, self.place);
-        let first = captured.len();
-        let of_x = gradient_of(halves, &gradients, first).unwrap_or_else(|| x.zeros_like());
-        let of_weights = weights.iter().enumerate().map(|(index, weight)| {
-            gradient_of(halves, &gradients, first + 1 + index).unwrap_or_else(|| weight.zeros_like())
-        });
+        let gradients = trace::inline(halves.backward(), &arguments);
+        let of = |input: usize, like: Tensor| {
+            let found = gradient_among(halves.active(), &gradients, captured.len() + input);
+            found.unwrap_or_else(|| like.zeros_like())
+        };
+        let of_x = of(0, x);
+        let of_weights = weights.iter().enumerate().map(|(index, &weight)| of(1 + index, weight));
         (results[0], self.named(of_x), of_weights.collect())
     }
 
     fn named(&self, x: Tensor) -> Tensor {
-        label(x, WithAxes::new(self.names.clone()), self.place)
+        x.with_logical_axes(WithAxes::new(self.names.clone()))
     }
 }

@@ -15,7 +15,7 @@ use super::layer::{LayerConfig, LayerLoss, added};
 use super::layout::Rows;
 use super::norm::rms_norm;
 use super::parameters::{Decoder, FurtherToken};
-use super::runs::{LayerRun, Run, RunForm};
+use super::runs::{LayerRun, RunForm, RunWeights};
 use super::token_order::NextToken;
 
 meshloom::tree! {
@@ -66,7 +66,7 @@ impl DecoderConfig {
         params: &LossWeights<Tensor>,
         x: Tensor,
         known: KnownTokens,
-        run_layer: impl Fn(Tensor, &Run, &LayerRun<Tensor>) -> (Tensor, LayerLoss),
+        run_layer: impl Fn(Tensor, &LayerRun, &RunWeights<Tensor>) -> (Tensor, LayerLoss),
     ) -> (Option<Tensor>, LayerLoss) {
         let KnownTokens { segments, mut targets, weights, rows } = known;
         let form = self.architecture.final_norm;
@@ -79,9 +79,9 @@ impl DecoderConfig {
         for (depth, (layer, further)) in self.architecture.further.iter().zip(&params.further).enumerate() {
             let x = self.enter_further(further, self.embed(table, targets, rows), stream, rows);
             let first = self.architecture.stack.layer_count() + depth;
-            let run = Run { first, cycle: vec![layer.clone()], form: RunForm::Apart };
+            let run = LayerRun { first, cycle: vec![layer.clone()], form: RunForm::Apart };
             let numbers = LayerNumbers { first, step: None };
-            let (x, layer_loss) = run_layer(x, &run, &LayerRun { numbers, layers: vec![further.layer.clone()] });
+            let (x, layer_loss) = run_layer(x, &run, &RunWeights { numbers, layers: vec![further.layer.clone()] });
             layer_losses = added(layer_losses, layer_loss);
             (targets, weights) =
                 scope("further", || (next.of(targets), next.is_same_document().select(next.of(weights), 0.0)));

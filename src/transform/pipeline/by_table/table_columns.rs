@@ -1,13 +1,13 @@
 //! The numbers of a table, as the program that runs it reads them.
 
-use super::schedule::{Columns, Shape};
-use super::turns::{Turn, Turns};
+use super::super::schedule::{Columns, Shape};
+use super::input_ring::{InputRing, RingTurn};
 use crate::ir::Literal;
 use crate::trace::{Tensor, constant, fail_internal};
 
 /// A number of a tick and stage: its place in a cell. A cell ends with its entries of weights.
 #[derive(Clone, Copy)]
-pub(super) enum Number {
+pub(super) enum CellColumn {
     Forward,
     ForwardMicrobatch,
     ForwardFirstLayer,
@@ -30,11 +30,11 @@ pub(super) enum Number {
     BackwardStays,
 }
 
-const NUMBERS: usize = Number::BackwardStays as usize + 1;
+const NUMBERS: usize = CellColumn::BackwardStays as usize + 1;
 
 /// A number of an entry of weights: its place in the entry.
 #[derive(Clone, Copy)]
-pub(super) enum Entry {
+pub(super) enum EntryColumn {
     /// 1 more than the chunk.
     Chunk,
     Microbatch,
@@ -43,11 +43,11 @@ pub(super) enum Entry {
     Between,
 }
 
-const ENTRY: usize = Entry::Between as usize + 1;
+const ENTRY: usize = EntryColumn::Between as usize + 1;
 
 /// A number of a tick that all stages share.
 #[derive(Clone, Copy)]
-pub(super) enum Shared {
+pub(super) enum TickColumn {
     /// The microbatch whose loss is computed.
     Leaves,
     /// The slot of `io` that turns.
@@ -58,63 +58,63 @@ pub(super) enum Shared {
     Taken,
 }
 
-const SHARED: usize = Shared::Taken as usize + 1;
+const SHARED: usize = TickColumn::Taken as usize + 1;
 
 /// The numbers of a tick, `s32[numbers]`: of a stage, of one of its entries of weights, or those that all share.
 #[derive(Clone, Copy)]
-pub(super) struct Cell(pub(super) Tensor);
+pub(super) struct CellNumbers(pub(super) Tensor);
 
-impl Cell {
+impl CellNumbers {
     fn at(self, index: usize) -> Tensor {
         self.0.slice(0, index..index + 1).reshape([])
     }
 
-    pub(super) fn get(self, number: Number) -> Tensor {
+    pub(super) fn get(self, number: CellColumn) -> Tensor {
         self.at(number as usize)
     }
 
-    pub(super) fn shared(self, number: Shared) -> Tensor {
+    pub(super) fn shared(self, number: TickColumn) -> Tensor {
         self.at(number as usize)
     }
 
     /// A number, with 0 in place of the -1 that stands for nothing.
-    pub(super) fn place(self, number: Number) -> Tensor {
+    pub(super) fn place(self, number: CellColumn) -> Tensor {
         self.get(number).maximum(0.0)
     }
 
     /// The entries of weights.
-    pub(super) fn entries(self) -> Entries {
+    pub(super) fn entries(self) -> WeightEntries {
         let numbers = self.0.dims().first().copied().unwrap_or(0);
         let count = numbers.saturating_sub(NUMBERS) / ENTRY;
-        Entries(self.0.slice(0, NUMBERS..numbers).reshape([count, ENTRY]))
+        WeightEntries(self.0.slice(0, NUMBERS..numbers).reshape([count, ENTRY]))
     }
 }
 
-/// Entries of weights, `s32[entries, numbers]`. Behind the last real entry, all numbers of chunks are 0.
+/// WeightEntries of weights, `s32[entries, numbers]`. Behind the last real entry, all numbers of chunks are 0.
 #[derive(Clone, Copy)]
-pub(super) struct Entries(pub(super) Tensor);
+pub(super) struct WeightEntries(pub(super) Tensor);
 
-impl Entries {
+impl WeightEntries {
     /// A number of the first entry.
-    pub(super) fn first(self, number: Entry) -> Tensor {
+    pub(super) fn first(self, number: EntryColumn) -> Tensor {
         let at = number as usize;
         self.0.slice(0, 0..1).slice(1, at..at + 1).reshape([])
     }
 
     /// All but the first.
-    pub(super) fn rest(self) -> Entries {
-        Entries(self.0.pad(0, -1, 1, 0.0))
+    pub(super) fn rest(self) -> WeightEntries {
+        WeightEntries(self.0.pad(0, -1, 1, 0.0))
     }
 }
 
 /// The numbers of a table.
-pub(super) struct Cells<'a> {
+pub(super) struct TableNumbers<'a> {
     pub(super) columns: &'a Columns,
     pub(super) shape: Shape,
     pub(super) layers_per_stage: usize,
 }
 
-impl Cells<'_> {
+impl TableNumbers<'_> {
     /// The numbers of this many ticks and of all stages, `s32[ticks, S, numbers]`. There can be more ticks than the
     /// table has, in which stages do nothing.
     pub(super) fn of_stages(&self, count: usize) -> Tensor {
@@ -125,7 +125,7 @@ impl Cells<'_> {
             for stage in 0..stages {
                 let of = |column: &[Vec<i32>]| column[tick][stage];
                 let loss_slot = if stage == self.shape.loss_stage() { columns.loss_slot[tick] } else { -1 };
-                // In the order of `Number`.
+                // In the order of `CellColumn`.
                 let cell: [i32; NUMBERS] = [
                     of(&columns.forward),
                     of(&columns.forward_microbatch),
@@ -151,7 +151,7 @@ impl Cells<'_> {
                 numbers.extend(cell);
                 for entry in stage * columns.max_weights..(stage + 1) * columns.max_weights {
                     let of = |column: &[Vec<i32>]| column[tick][entry];
-                    // In the order of `Entry`.
+                    // In the order of `EntryColumn`.
                     let entry: [i32; ENTRY] = [
                         of(&columns.weights),
                         of(&columns.weights_microbatch),
@@ -165,20 +165,20 @@ impl Cells<'_> {
         }
         // A cell with nothing to do, to which nothing comes.
         let mut idle = vec![-1; NUMBERS + entries];
-        for number in [Number::Forward as usize, Number::Backward as usize] {
+        for number in [CellColumn::Forward as usize, CellColumn::Backward as usize] {
             idle[number] = 0;
         }
         for entry in 0..columns.max_weights {
-            idle[NUMBERS + entry * ENTRY + Entry::Chunk as usize] = 0;
+            idle[NUMBERS + entry * ENTRY + EntryColumn::Chunk as usize] = 0;
         }
         (columns.forward.len() * stages..count * stages).for_each(|_| numbers.extend(&idle));
         tensor_of(&[count, stages, NUMBERS + entries], &numbers)
     }
 
     /// The numbers that all stages share, `s32[ticks, numbers]`.
-    pub(super) fn shared(&self, turns: &Turns) -> Tensor {
-        // In the order of `Shared`.
-        let tick = |(tick, turn): (usize, &Turn)| -> [i32; SHARED] {
+    pub(super) fn shared(&self, turns: &InputRing) -> Tensor {
+        // In the order of `TickColumn`.
+        let tick = |(tick, turn): (usize, &RingTurn)| -> [i32; SHARED] {
             let leaves = self.columns.leaves_for_loss.get(tick).copied().unwrap_or(-1);
             [leaves, turn.slot, turn.exits, turn.taken]
         };

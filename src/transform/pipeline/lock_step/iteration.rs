@@ -19,12 +19,14 @@
 
 use std::ops::Range;
 
-use super::stage::{Active, Iteration, StageFunction, StageHalves, StageInputs};
-use super::weights::{Items, Weights, Window, per_stage, pick_own};
-use super::{Phase, PipelineOptions};
+use super::super::PipelineOptions;
+use super::super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
+use super::super::stage_weights::StageWeights;
+use super::phases::Phase;
+use super::weight_window::{Items, Window, per_stage, pick_own};
 use crate::ir::{AxisNames, DType, TensorType};
-use crate::ops::{Often, WithAxes};
-use crate::trace::{Place, Tensor, full, iota, label, zeros};
+use crate::ops::WithAxes;
+use crate::trace::{Tensor, full, iota, zeros};
 
 crate::tree! {
     /// The state that iterations hand on; in the backward pass, its cotangents.
@@ -56,11 +58,6 @@ impl State<Tensor> {
     pub(super) fn join(self, [stash, aux]: &[Vec<Tensor>; 2]) -> State<Tensor> {
         State { stash: stash.clone(), aux: aux.clone(), ..self }
     }
-
-    /// The input that each stage receives next.
-    pub(super) fn shift(&mut self) -> &mut Tensor {
-        &mut self.shift
-    }
 }
 
 /// The parts that all iterations have in common.
@@ -69,13 +66,12 @@ pub(super) struct Machine<'a> {
     pub(super) stage: &'a StageFunction,
     /// The halves of the derivative, under differentiation.
     pub(super) halves: Option<&'a StageHalves>,
-    pub(super) weights: &'a Weights<'a>,
+    pub(super) weights: &'a StageWeights<'a>,
     /// The logical names of activations `[S, mb, ..]`.
     pub(super) names: &'a AxisNames,
     pub(super) captured: Vec<Tensor>,
     /// Rows `[S, M, mb, ..]`: every stage has all rows.
     pub(super) rows: Vec<Tensor>,
-    pub(super) place: Place,
 }
 
 /// Number of slots of `io`.
@@ -122,19 +118,15 @@ impl Machine<'_> {
     }
 
     pub(super) fn named(&self, activations: Tensor) -> Tensor {
-        label(activations, WithAxes::new(self.names.clone()), self.place)
+        activations.with_logical_axes(WithAxes::new(self.names.clone()))
     }
 
-    /// The items on which the stages work in an iteration.
-    pub(super) fn items(&self, iteration: Tensor) -> Items {
-        let stage = iota(DType::S32, [self.options.stages], 0);
-        self.items_of(iteration.broadcast_like(stage, []) - stage * self.options.delay() as f64)
-    }
-
-    /// The work on these items, `s32[S]`, whose numbers count through the microbatches of all repeats.
-    pub(super) fn items_of(&self, item: Tensor) -> Items {
-        let &PipelineOptions { microbatches, repeats, .. } = self.options;
+    /// The items on which the stages work in an iteration: their numbers count through the microbatches of all repeats.
+    fn items(&self, iteration: Tensor) -> Items {
+        let &PipelineOptions { microbatches, repeats, stages, .. } = self.options;
         let count = microbatches * repeats;
+        let stage = iota(DType::S32, [stages], 0);
+        let item = iteration.broadcast_like(stage, []) - stage * self.options.delay() as f64;
         let active = item.greater_equal(0.0) & item.less(count as f64);
         let inside = item.clamp(0.0, (count - 1) as f64);
         let (repeat, microbatch) = match repeats {
@@ -145,7 +137,7 @@ impl Machine<'_> {
     }
 
     /// The inputs of the stages in an iteration.
-    pub(super) fn inputs(&self, items: &Items, weights: Vec<Tensor>, x: Tensor) -> StageInputs {
+    fn inputs(&self, items: &Items, weights: Vec<Tensor>, x: Tensor) -> StageInputs {
         let &PipelineOptions { stages, layers_per_stage, .. } = self.options;
         let part = items.repeat * stages as f64 + iota(DType::S32, [stages], 0);
         StageInputs {
@@ -157,18 +149,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The stages that are to run, or `None` if all do in this phase.
-    fn active(&self, phase: &Phase, items: &Items) -> Option<Active> {
-        let &PipelineOptions { microbatches, repeats, skip_bubbles, .. } = self.options;
-        // In one phase of several, a stage that is behind others runs less often.
-        let often = match repeats {
-            1 => Often::new([phase.iterations.len() - microbatches, microbatches], phase.iterations.len()),
-            _ => Often::default(),
-        };
-        (skip_bubbles && phase.has_bubbles).then_some(Active { stages: items.active, often })
-    }
-
-    pub(super) fn is_stage(&self, stage: usize, like: Tensor) -> Tensor {
+    fn is_stage(&self, stage: usize, like: Tensor) -> Tensor {
         per_stage(iota(DType::S32, [self.options.stages], 0).equal(stage as f64), like)
     }
 
@@ -180,19 +161,11 @@ impl Machine<'_> {
         (iteration + (slots - first) as f64) % slots as f64
     }
 
-    /// Results, one stage on; from the last to the first if microbatches go round.
-    pub(super) fn rotate(&self, results: Tensor) -> Tensor {
+    /// Results, one stage on; from the last to the first if microbatches go round. With `by` of -1 it is the transpose.
+    fn rotate(&self, results: Tensor, by: i64) -> Tensor {
         match self.options.repeats {
-            1 => self.named(results.pad(0, 1, -1, 0.0)),
-            _ => self.named(results.roll(0, 1)),
-        }
-    }
-
-    /// The transpose of [`Machine::rotate`].
-    pub(super) fn rotate_back(&self, cotangent: Tensor) -> Tensor {
-        match self.options.repeats {
-            1 => self.named(cotangent.pad(0, -1, 1, 0.0)),
-            _ => self.named(cotangent.roll(0, -1)),
+            1 => self.named(results.pad(0, by, -by, 0.0)),
+            _ => self.named(results.roll(0, by)),
         }
     }
 
@@ -236,8 +209,7 @@ impl Machine<'_> {
         let x = first.map_or(shift, |first| self.is_stage(0, shift).select(first, shift));
         let x = self.named(x);
         let weights = self.weights.of_iteration(window, &items, x);
-        let active = self.active(phase, &items);
-        let result = self.stage.run(self.halves, &self.captured, &self.inputs(&items, weights, x), active.as_ref());
+        let result = self.stage.run(self.halves, &self.captured, &self.inputs(&items, weights, x));
         let y = self.named(result.y);
         let added = aux.iter().zip(&result.aux).map(|(&sum, &aux)| match phase.has_bubbles {
             true => sum + per_stage(items.active, aux).select(aux, 0.0),
@@ -254,7 +226,7 @@ impl Machine<'_> {
             io.dynamic_update_along(1, self.named(moved).expand(1), slot)
         });
         State {
-            shift: self.rotate(sent.unwrap_or(y)),
+            shift: self.rotate(sent.unwrap_or(y), 1),
             sent: sent.map(|_| y),
             io,
             waiting: waiting.map(|waiting| waiting.dynamic_update_along(1, shift.expand(1), place)),
@@ -277,7 +249,7 @@ impl Machine<'_> {
         let moves = phase.takes_inputs || phase.gives_outputs;
         let slot = self.slot(phase, iteration);
         let place = iteration % self.options.waiting().max(1) as f64;
-        let received = self.rotate_back(shift);
+        let received = self.rotate(shift, -1);
         let (mut y, sent) = match sent {
             Some(sent) => (sent, Some(received)),
             None => (received, None),
@@ -296,8 +268,7 @@ impl Machine<'_> {
         let weights = self.weights.of_iteration(window, &items, y);
         let result = Iteration { y: masked(y), aux: aux.iter().map(|&aux| masked(aux)).collect(), residuals };
         let inputs = self.inputs(&items, weights, y);
-        let active = self.active(phase, &items);
-        let (of_weights, of_x) = self.stage.run_back(halves, &self.captured, inputs, result, active.as_ref());
+        let (of_weights, of_x) = self.stage.run_back(halves, &self.captured, inputs, result);
         let of_x = self.named(masked(of_x));
         let sums = self.weights.add(&sums, window, &items, (of_weights, phase.has_bubbles));
         let first = self.is_stage(0, of_x);

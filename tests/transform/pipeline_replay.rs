@@ -4,8 +4,20 @@
 
 use std::fmt;
 
-use super::columns::{SENDS_BACKWARD, SENDS_FORWARD};
-use super::{Columns, Item, Piece, Read, Route, ScheduleError, Shape, Table, Work};
+use meshloom::transform::pipeline::{Columns, Item, Route, Shape, Table, Work};
+
+/// The first number that differs from that of the table, or the first slot that holds another value than the one that
+/// is read there.
+type Checked<T = ()> = Result<T, String>;
+
+/// A buffer of the columns.
+#[derive(Clone, Copy, Debug)]
+enum Read {
+    Inbox,
+    HeldB,
+    HeldW,
+    Between,
+}
 
 /// A value in a slot, by virtual stage and microbatch.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,69 +66,60 @@ impl Buffers {
     }
 }
 
-impl Columns {
-    /// Executes the columns on names of values, and compares the computed and the read values with the table.
-    ///
-    /// # Errors
-    /// The first number that differs from that of the table, or the first slot that holds another value than the one
-    /// that is read there.
-    pub fn replay(&self, table: &Table) -> Result<(), ScheduleError> {
-        table.verify()?;
-        self.lengths(table)?;
-        let mut machine = Machine::new(self, &table.shape);
-        for tick in 0..table.ticks.len() {
-            machine.tick(tick, table)?;
-        }
-        Ok(())
-    }
+/// Executes the columns on names of values, and compares the computed and the read values with the table.
+pub fn replay(columns: &Columns, table: &Table) -> Checked {
+    table.verify().map_err(|error| error.to_string())?;
+    lengths(columns, table)?;
+    let mut machine = Machine::new(columns, &table.shape);
+    (0..table.ticks.len()).try_for_each(|tick| machine.tick(tick, table))
+}
 
-    fn lengths(&self, table: &Table) -> Result<(), ScheduleError> {
-        let (ticks, stages) = (table.ticks.len(), table.shape.stages);
-        let entries = stages.saturating_mul(self.max_weights);
-        let by_stage = [
-            ("forward", &self.forward, stages),
-            ("forward_microbatch", &self.forward_microbatch, stages),
-            ("forward_input", &self.forward_input, stages),
-            ("forward_held_b", &self.forward_held_b, stages),
-            ("forward_held_w", &self.forward_held_w, stages),
-            ("backward", &self.backward, stages),
-            ("backward_microbatch", &self.backward_microbatch, stages),
-            ("backward_input", &self.backward_input, stages),
-            ("backward_held_b", &self.backward_held_b, stages),
-            ("backward_held_w", &self.backward_held_w, stages),
-            ("backward_between", &self.backward_between, stages),
-            ("weights_count", &self.weights_count, stages),
-            ("weights", &self.weights, entries),
-            ("weights_microbatch", &self.weights_microbatch, entries),
-            ("weights_piece", &self.weights_piece, entries),
-            ("weights_held_w", &self.weights_held_w, entries),
-            ("weights_between", &self.weights_between, entries),
-            ("sends_right", &self.sends_right, stages),
-            ("sends_left", &self.sends_left, stages),
-            ("arrives_from_left", &self.arrives_from_left, stages),
-            ("arrives_from_right", &self.arrives_from_right, stages),
-            ("forward_stays", &self.forward_stays, stages),
-            ("backward_stays", &self.backward_stays, stages),
-        ];
-        let wrong = |column, expected, found| Err(ScheduleError::ColumnLength { column, expected, found });
-        for (column, rows, length) in by_stage {
-            if rows.len() != ticks {
-                return wrong(column, ticks, rows.len());
-            }
-            if let Some(row) = rows.iter().find(|row| row.len() != length) {
-                return wrong(column, length, row.len());
-            }
+fn lengths(columns: &Columns, table: &Table) -> Checked {
+    let (ticks, stages) = (table.ticks.len(), table.shape.stages);
+    let entries = stages * columns.max_weights;
+    let by_stage = [
+        ("forward", &columns.forward, stages),
+        ("forward_microbatch", &columns.forward_microbatch, stages),
+        ("forward_input", &columns.forward_input, stages),
+        ("forward_held_b", &columns.forward_held_b, stages),
+        ("forward_held_w", &columns.forward_held_w, stages),
+        ("backward", &columns.backward, stages),
+        ("backward_microbatch", &columns.backward_microbatch, stages),
+        ("backward_input", &columns.backward_input, stages),
+        ("backward_held_b", &columns.backward_held_b, stages),
+        ("backward_held_w", &columns.backward_held_w, stages),
+        ("backward_between", &columns.backward_between, stages),
+        ("weights", &columns.weights, entries),
+        ("weights_microbatch", &columns.weights_microbatch, entries),
+        ("weights_held_w", &columns.weights_held_w, entries),
+        ("weights_between", &columns.weights_between, entries),
+        ("sends_right", &columns.sends_right, stages),
+        ("sends_left", &columns.sends_left, stages),
+        ("arrives_from_left", &columns.arrives_from_left, stages),
+        ("arrives_from_right", &columns.arrives_from_right, stages),
+        ("forward_stays", &columns.forward_stays, stages),
+        ("backward_stays", &columns.backward_stays, stages),
+    ];
+    let wrong = |column, expected: usize, found: usize| {
+        Err(format!("the column {column} has {found} numbers, but the table needs {expected}"))
+    };
+    for (column, rows, length) in by_stage {
+        if rows.len() != ticks {
+            return wrong(column, ticks, rows.len());
         }
-        let by_tick = [
-            ("enters", &self.enters),
-            ("leaves_for_loss", &self.leaves_for_loss),
-            ("loss_slot", &self.loss_slot),
-            ("exits", &self.exits),
-        ];
-        match by_tick.into_iter().find(|(_, row)| row.len() != ticks) {
-            Some((column, row)) => wrong(column, ticks, row.len()),
-            None => Ok(()),
+        if let Some(row) = rows.iter().find(|row| row.len() != length) {
+            return wrong(column, length, row.len());
         }
+    }
+    let by_tick = [
+        ("enters", &columns.enters),
+        ("leaves_for_loss", &columns.leaves_for_loss),
+        ("loss_slot", &columns.loss_slot),
+        ("exits", &columns.exits),
+    ];
+    match by_tick.into_iter().find(|(_, row)| row.len() != ticks) {
+        Some((column, row)) => wrong(column, ticks, row.len()),
+        None => Ok(()),
     }
 }
 
@@ -136,19 +139,14 @@ struct At {
 
 impl At {
     /// Checks a number that the table fixes.
-    fn expect(
-        self,
-        column: &'static str,
-        expected: Option<usize>,
-        offset: i32,
-        found: i32,
-    ) -> Result<(), ScheduleError> {
-        let expected = expected.map_or(offset - 1, |value| super::slots::number(value) + offset);
+    fn expect(self, column: &'static str, expected: Option<usize>, offset: i32, found: i32) -> Checked {
+        let expected = expected.map_or(offset - 1, |value| value as i32 + offset);
         if expected == found { Ok(()) } else { Err(self.wrong(column, expected.to_string(), found)) }
     }
 
-    fn wrong(self, column: &'static str, expected: String, found: i32) -> ScheduleError {
-        ScheduleError::Column { tick: self.tick, stage: self.stage, column, expected, found }
+    fn wrong(self, column: &'static str, expected: String, found: i32) -> String {
+        let At { tick, stage } = self;
+        format!("in tick {tick}, stage {stage}, {column} is {found}, but the table needs {expected}")
     }
 }
 
@@ -165,35 +163,29 @@ impl<'a> Machine<'a> {
         Machine { columns, shape, stages: vec![buffers; shape.stages] }
     }
 
-    fn write(
-        &mut self,
-        at: At,
-        column: &'static str,
-        buffer: Read,
-        slot: i32,
-        value: Value,
-    ) -> Result<(), ScheduleError> {
+    fn write(&mut self, at: At, column: &'static str, buffer: Read, slot: i32, value: Value) -> Checked {
         let slots = self.stages[at.stage].of(buffer);
         let count = slots.len();
         match usize::try_from(slot).ok().and_then(|slot| slots.get_mut(slot)) {
             Some(entry) => *entry = value,
-            None => return Err(at.wrong(column, format!("one of the {count} slots of {buffer}"), slot)),
+            None => return Err(at.wrong(column, format!("one of the {count} slots of {buffer:?}"), slot)),
         }
         Ok(())
     }
 
-    fn read(&mut self, at: At, work: Work, buffer: Read, slot: i32, expected: Value) -> Result<(), ScheduleError> {
+    fn read(&mut self, at: At, work: Work, buffer: Read, slot: i32, expected: Value) -> Checked {
         let At { tick, stage } = at;
         let slots = self.stages[stage].of(buffer);
         let found = usize::try_from(slot).ok().and_then(|slot| slots.get(slot)).copied().unwrap_or(Value::Nothing);
         if found == expected {
             return Ok(());
         }
-        let (expected, found) = (expected.to_string(), found.to_string());
-        Err(ScheduleError::Slot { tick, stage, buffer, slot, work, expected, found })
+        Err(format!(
+            "in tick {tick}, stage {stage} reads slot {slot} of {buffer:?} for {work}, which needs {expected} but finds {found}"
+        ))
     }
 
-    fn tick(&mut self, tick: usize, table: &Table) -> Result<(), ScheduleError> {
+    fn tick(&mut self, tick: usize, table: &Table) -> Checked {
         let columns = self.columns;
         let stages = self.shape.stages;
         // The microbatches that enter and leave the pipeline in this tick, and the results of each stage.
@@ -247,7 +239,7 @@ impl<'a> Machine<'a> {
         self.permutes(tick, table, &results)
     }
 
-    fn forward(&mut self, at: At, item: Item) -> Result<Value, ScheduleError> {
+    fn forward(&mut self, at: At, item: Item) -> Checked<Value> {
         let (columns, At { tick, stage }) = (self.columns, at);
         let (here, microbatch) = (self.shape.virtual_stage(stage, item.chunk), item.microbatch);
         let slot = columns.forward_input[tick][stage];
@@ -266,7 +258,7 @@ impl<'a> Machine<'a> {
         Ok(Value::Activation(here + 1, microbatch))
     }
 
-    fn backward(&mut self, at: At, item: Item) -> Result<Value, ScheduleError> {
+    fn backward(&mut self, at: At, item: Item) -> Checked<Value> {
         let (columns, At { tick, stage }) = (self.columns, at);
         let (here, microbatch) = (self.shape.virtual_stage(stage, item.chunk), item.microbatch);
         let (work, residuals) = (Work::Backward(item), Value::Residuals(here, microbatch));
@@ -285,42 +277,38 @@ impl<'a> Machine<'a> {
         Ok(here.checked_sub(1).map_or(Value::Nothing, |before| Value::Gradient(before, microbatch)))
     }
 
-    fn weights(&mut self, at: At, pieces: &[Piece]) -> Result<(), ScheduleError> {
+    fn weights(&mut self, at: At, items: &[Item]) -> Checked {
         let (columns, At { tick, stage }) = (self.columns, at);
-        at.expect("weights_count", Some(pieces.len()), 0, columns.weights_count[tick][stage])?;
         for entry in 0..columns.max_weights {
             let index = stage * columns.max_weights + entry;
-            let piece = pieces.get(entry);
-            at.expect("weights", piece.map(|piece| piece.item.chunk), 1, columns.weights[tick][index])?;
-            let microbatch = piece.map(|piece| piece.item.microbatch);
+            let item = items.get(entry);
+            at.expect("weights", item.map(|item| item.chunk), 1, columns.weights[tick][index])?;
+            let microbatch = item.map(|item| item.microbatch);
             at.expect("weights_microbatch", microbatch, 0, columns.weights_microbatch[tick][index])?;
-            at.expect("weights_piece", piece.map(|piece| piece.piece), 0, columns.weights_piece[tick][index])?;
             let (held_w, between) = (columns.weights_held_w[tick][index], columns.weights_between[tick][index]);
-            let Some(&piece) = piece else {
+            let Some(&item) = item else {
                 at.expect("weights_held_w", None, 0, held_w)?;
                 at.expect("weights_between", None, 0, between)?;
                 continue;
             };
-            let Item { chunk, microbatch } = piece.item;
-            let (here, work) = (self.shape.virtual_stage(stage, chunk), Work::Weights(piece));
-            self.read(at, work, Read::HeldW, held_w, Value::Residuals(here, microbatch))?;
-            self.read(at, work, Read::Between, between, Value::Between(here, microbatch))?;
+            let (here, work) = (self.shape.virtual_stage(stage, item.chunk), Work::Weights(item));
+            self.read(at, work, Read::HeldW, held_w, Value::Residuals(here, item.microbatch))?;
+            self.read(at, work, Read::Between, between, Value::Between(here, item.microbatch))?;
         }
-        if pieces.len() > columns.max_weights {
-            let expected = format!("at most {}, which is max_weights,", columns.max_weights);
-            return Err(at.wrong("weights_count", expected, columns.weights_count[tick][stage]));
+        match items.len() > columns.max_weights {
+            true => Err(format!("there are {} entries of weights, more than max_weights", items.len())),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Moves the results of all stages at the end of a tick.
-    fn permutes(&mut self, tick: usize, table: &Table, results: &[(Value, Value)]) -> Result<(), ScheduleError> {
+    fn permutes(&mut self, tick: usize, table: &Table, results: &[(Value, Value)]) -> Checked {
         let (columns, stages) = (self.columns, self.shape.stages);
         // The value that a stage sends, by its number in a column.
         let sent = |column, stage: usize, number: i32| match number {
             0 => Ok(None),
-            SENDS_FORWARD => Ok(Some(results[stage].0)),
-            SENDS_BACKWARD => Ok(Some(results[stage].1)),
+            1 => Ok(Some(results[stage].0)),
+            2 => Ok(Some(results[stage].1)),
             _ => Err(At { tick, stage }.wrong(column, "0, 1 or 2".to_owned(), number)),
         };
         for (stage, result) in results.iter().enumerate() {

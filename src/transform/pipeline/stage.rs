@@ -3,19 +3,14 @@
 //! Where stages branch, no function runs on all stages at once: it is that of one stage, and the dimension of stages is
 //! missing from all types here.
 
-mod split;
-
-pub(super) use split::SplitStage;
-
 use std::ops::Range;
 
 use super::PipelineOptions;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
-use crate::ops::Often;
 use crate::trace::{
-    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, fail_internal, map_parallel, refill, scan,
-    stack, switch_between, vmap_with, zeros,
+    self, CallSite, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, fail_internal, refill, scan, stack,
+    vmap_with, zeros,
 };
 
 /// The logical axis that runs over the stages in activations.
@@ -77,32 +72,20 @@ pub(super) struct StageFunction {
     /// The number of leading dimensions of weights before those of one layer's weights: 1 where a stage has several
     /// layers.
     layer_dims: usize,
-    pub(super) place: Place,
 }
 
 /// The halves of the derivative of a [`StageFunction`].
 pub(super) struct StageHalves {
     /// The halves of the function of one stage.
-    halves: Halves,
-    /// The backward half in two parts, where they run apart.
-    pub(super) split: Option<SplitStage>,
+    pub(super) halves: Halves,
     /// The forward half, mapped over the stages.
     forward: Graph,
     /// The backward half, mapped over the stages.
     backward: Graph,
-    /// For each input of the backward half, whether it is the same for all stages.
-    of_all: Vec<bool>,
-}
-
-/// The stages that have something to do in an iteration, `pred[S]`, and how often a stage has something to do in all
-/// iterations of a loop.
-pub(super) struct Active {
-    pub(super) stages: Tensor,
-    pub(super) often: Often,
 }
 
 /// A graph mapped over the stages. `shared` says of each input whether all stages have the same.
-fn over_stages(one: &Graph, shared: &[bool], stages: Option<usize>, place: Place) -> Option<Graph> {
+fn over_stages(one: &Graph, shared: &[bool], stages: Option<usize>) -> Option<Graph> {
     let Some(stages) = stages else { return Some(one.clone()) };
     let input = |(ty, shared): (&TensorType, &bool)| match shared {
         true => zeros(ty.dtype, &ty.dims),
@@ -111,8 +94,8 @@ fn over_stages(one: &Graph, shared: &[bool], stages: Option<usize>, place: Place
     let examples: Vec<Tensor> = one.input_types().zip(shared).map(input).collect();
     let axes: Vec<Option<i32>> = shared.iter().map(|shared| (!shared).then_some(0)).collect();
     let options = VmapOptions { size: Some(stages), ..VmapOptions::default() }.inputs(axes).named(STAGE);
-    let mapped = trace::graph_of("stages", &examples, place, |inputs| {
-        vmap_with(options, inputs.to_vec(), |inputs| trace::inline(one, &inputs, place))
+    let mapped = trace::graph_of("stages", &examples, |inputs| {
+        vmap_with(options, inputs.to_vec(), |inputs| trace::inline(one, &inputs))
     });
     mapped.map(|(graph, _)| graph)
 }
@@ -124,7 +107,7 @@ impl StageFunction {
         options: &PipelineOptions,
         (weights, rows): (&W, &X),
         example: &StageInputs,
-        place: Place,
+        place: CallSite,
         layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
     ) -> (Option<StageFunction>, A)
     where
@@ -136,7 +119,7 @@ impl StageFunction {
         let examples: Vec<Tensor> =
             example.leaves().into_iter().map(|tensor| zeros(tensor.dtype(), &tensor.dims()[1..])).collect();
         let mut shape = None;
-        let traced = trace::graph_of("layers", &examples, place, |inputs| {
+        let traced = trace::graph_at("layers", &examples, place, |inputs| {
             let mut inputs = inputs.iter().copied();
             let weights = refill(weights, &mut inputs.by_ref().take(weight_count));
             let x = refill(&example.x, &mut inputs);
@@ -154,9 +137,9 @@ impl StageFunction {
             let x_position = captured.len() + weight_count;
             let shared: Vec<bool> = (0..one.inputs().len()).map(|input| input < captured.len()).collect();
             let stages = (!options.schedule.branches()).then_some(options.stages);
-            let all = over_stages(&one, &shared, stages, place)?;
+            let all = trace::composite(place, || over_stages(&one, &shared, stages))?;
             let layer_dims = usize::from(options.layers_per_stage > 1);
-            Some(StageFunction { one, all, captured, x_position, stages, layer_dims, place })
+            Some(StageFunction { one, all, captured, x_position, stages, layer_dims })
         });
         (stage, aux)
     }
@@ -189,57 +172,30 @@ impl StageFunction {
         self.captured.len()..self.x_position
     }
 
-    /// The ranks of the weights of one layer.
-    pub(super) fn weight_ranks(&self) -> impl Iterator<Item = usize> {
-        let types = self.one.input_types().skip(self.captured.len()).take(self.weight_inputs().len());
-        types.map(|ty| ty.rank() - self.layer_dims)
+    /// The function of one stage, and the number of leading dimensions of its weights before those of one layer's.
+    pub(super) fn of_one(&self) -> (&Graph, usize) {
+        (&self.one, self.layer_dims)
     }
 
-    /// The number of inputs.
-    pub(super) fn input_count(&self) -> usize {
-        self.one.inputs().len()
-    }
-
-    /// The number of results: activations and auxiliary values.
-    pub(super) fn output_count(&self) -> usize {
-        self.one.outputs().len()
-    }
-
-    /// Differentiates it, with respect to weights and activations. `split` is whether the backward half is cut in two;
-    /// a function that is mapped over the stages is never cut.
-    pub(super) fn differentiate(&self, split: bool) -> Option<StageHalves> {
+    /// Differentiates it, with respect to weights and activations.
+    pub(super) fn differentiate(&self) -> Option<StageHalves> {
         let captured = self.captured.len();
         let inputs = 0..self.one.inputs().len();
         let active: Vec<bool> = inputs.clone().map(|input| (captured..=self.x_position).contains(&input)).collect();
         let halves = trace::differentiate(&self.one, &active)?;
         let shared: Vec<bool> = inputs.map(|input| input < captured).collect();
-        let forward = over_stages(halves.forward(), &shared, self.stages, self.place)?;
+        let forward = over_stages(halves.forward(), &shared, self.stages)?;
         let residuals = vec![false; halves.residual_types().count()];
         let read = halves.arguments(&shared, &residuals, &vec![false; self.one.outputs().len()]);
-        let backward = over_stages(halves.backward(), &read, self.stages, self.place)?;
-        let split = if split { Some(self.split(&halves)?) } else { None };
-        Some(StageHalves { halves, split, forward, backward, of_all: read })
+        let backward = over_stages(halves.backward(), &read, self.stages)?;
+        Some(StageHalves { halves, forward, backward })
     }
 
     /// Runs an iteration; under differentiation, `halves` are those of [`StageFunction::differentiate`]. `captured`
-    /// stands for the outer tensors that the layer uses. Stages that are not active return zeros.
-    pub(super) fn run(
-        &self,
-        halves: Option<&StageHalves>,
-        captured: &[Tensor],
-        inputs: &StageInputs,
-        active: Option<&Active>,
-    ) -> Iteration {
-        let arguments = [captured, &inputs.leaves()].concat();
-        let results = match active {
-            None => trace::inline(halves.map_or(&self.all, |halves| &halves.forward), &arguments, self.place),
-            Some(active) => {
-                let one = halves.map_or(&self.one, |halves| halves.halves.forward());
-                let of_all: Vec<bool> = (0..arguments.len()).map(|input| input < captured.len()).collect();
-                self.where_active(one, &of_all, &arguments, active)
-            }
-        };
-        let mut results = results.into_iter();
+    /// stands for the outer tensors that the layer uses.
+    pub(super) fn run(&self, halves: Option<&StageHalves>, captured: &[Tensor], inputs: &StageInputs) -> Iteration {
+        let graph = halves.map_or(&self.all, |halves| &halves.forward);
+        let mut results = trace::inline(graph, &[captured, &inputs.leaves()].concat()).into_iter();
         let count = self.all.outputs().len() - 1;
         let y = refill(&inputs.x, &mut results);
         let aux = results.by_ref().take(count).collect();
@@ -248,22 +204,6 @@ impl StageFunction {
             residuals.push(inputs.x);
         }
         Iteration { y, aux, residuals }
-    }
-
-    /// Runs a graph of one stage on the stages that are active, each for itself. `of_all` says of each argument whether
-    /// all stages have the same.
-    fn where_active(&self, one: &Graph, of_all: &[bool], arguments: &[Tensor], active: &Active) -> Vec<Tensor> {
-        let own: Vec<usize> = (0..arguments.len()).filter(|&input| !of_all[input]).collect();
-        let of_stages: Vec<Tensor> = own.iter().map(|&input| arguments[input]).collect();
-        map_parallel((active.stages, of_stages), |(works, of_stage)| {
-            let nothing = |_| one.output_types().map(|ty| zeros(ty.dtype, &ty.dims)).collect::<Vec<_>>();
-            let work = |of_stage: Vec<Tensor>| {
-                let mut all = arguments.to_vec();
-                own.iter().zip(of_stage).for_each(|(&input, value)| all[input] = value);
-                trace::inline(one, &all, self.place)
-            };
-            switch_between(works, active.often.clone(), of_stage, vec![Box::new(nothing), Box::new(work)])
-        })
     }
 
     fn reads_x(&self, halves: &StageHalves) -> bool {
@@ -284,16 +224,12 @@ impl StageFunction {
         captured: &[Tensor],
         inputs: StageInputs,
         iteration: Iteration,
-        active: Option<&Active>,
     ) -> (Vec<Tensor>, Tensor) {
         let weights = inputs.weights.clone();
         let (arguments, x) = self.backward_arguments(halves, captured, inputs, iteration);
-        let results = match active {
-            None => trace::inline(&halves.backward, &arguments, self.place),
-            Some(active) => self.where_active(halves.halves.backward(), &halves.of_all, &arguments, active),
-        };
+        let results = trace::inline(&halves.backward, &arguments);
         let of_weights = self.weight_gradients(halves.halves.active(), &results, &weights, |_| true);
-        let of_x = gradient_of(&halves.halves, &results, self.x_position);
+        let of_x = gradient_among(halves.halves.active(), &results, self.x_position);
         (of_weights, of_x.unwrap_or_else(|| x.zeros_like()))
     }
 
@@ -329,12 +265,7 @@ impl StageFunction {
     }
 }
 
-/// The cotangent of an input of a function, among those that its backward half returns.
-pub(super) fn gradient_of(halves: &Halves, gradients: &[Tensor], input: usize) -> Option<Tensor> {
-    gradient_among(halves.active(), gradients, input)
-}
-
-/// The same, where the cotangents are those of these inputs.
+/// The cotangent of an input of a function, among those of these inputs.
 pub(super) fn gradient_among(inputs: &[usize], gradients: &[Tensor], input: usize) -> Option<Tensor> {
     inputs.iter().position(|&other| other == input).map(|at| gradients[at])
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::PipelineOptions;
+use super::super::PipelineOptions;
 
 /// The work of one stage in one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]

@@ -6,71 +6,74 @@
 
 use std::ops::Range;
 
+use super::super::stage_weights::RepeatNumber;
+use super::super::{PipelineOptions, WeightPlan};
 use super::iteration::{Machine, State};
-use super::weights::{Number, Window};
-use super::{Phase, PipelineOptions, WeightPlan, WeightUse};
+use super::phases::{Phase, WeightUse};
+use super::weight_window::Window;
 use crate::ir::DType;
 use crate::trace::{ScanOptions, Tensor, Tree, arange, barrier, fail_internal, scan, scan_with, zeros};
 
 /// The part of a phase during which the first half of a gather is under way, the second half, or both.
 #[derive(Clone, Copy)]
-pub(super) enum Part {
+pub(super) enum PhasePart {
     Whole,
     First,
     Second,
 }
 
-impl Part {
+impl PhasePart {
     /// The iterations of this part of a phase that goes through them in order or in reverse.
     pub(super) fn of(self, phase: &Phase, reverse: bool) -> Range<usize> {
         let Range { start, end } = phase.iterations;
         let middle = (start + end) / 2;
         match (self, reverse) {
-            (Part::Whole, _) => start..end,
-            (Part::First, false) | (Part::Second, true) => start..middle,
-            (Part::First, true) | (Part::Second, false) => middle..end,
+            (PhasePart::Whole, _) => start..end,
+            (PhasePart::First, false) | (PhasePart::Second, true) => start..middle,
+            (PhasePart::First, true) | (PhasePart::Second, false) => middle..end,
         }
     }
 }
 
 /// The gathered weights of every repeat, for a backward pass that does not gather again.
-pub(super) enum Kept {
+pub(super) enum KeptWeights {
     /// One by one.
     Separate(Vec<Vec<Tensor>>),
     /// For each weight `[R, S, P, ..]`.
     Stacked(Vec<Tensor>),
 }
 
-impl Kept {
-    /// As one list, to be handed on.
+impl KeptWeights {
     fn into_leaves(self) -> Vec<Tensor> {
         match self {
-            Kept::Separate(weights) => weights.concat(),
-            Kept::Stacked(weights) => weights,
+            KeptWeights::Separate(weights) => weights.concat(),
+            KeptWeights::Stacked(weights) => weights,
         }
     }
 
-    /// The opposite of [`Kept::into_leaves`], for pipelines with `count` weights.
-    pub(super) fn from_leaves(options: &PipelineOptions, count: usize, leaves: &[Tensor]) -> Kept {
+    /// The opposite of [`KeptWeights::into_leaves`], for pipelines with `count` weights.
+    pub(super) fn from_leaves(options: &PipelineOptions, count: usize, leaves: &[Tensor]) -> KeptWeights {
         match is_looped(options) {
-            true => Kept::Stacked(leaves.to_vec()),
-            false => Kept::Separate(leaves.chunks(count.max(1)).map(<[Tensor]>::to_vec).collect()),
+            true => KeptWeights::Stacked(leaves.to_vec()),
+            false => KeptWeights::Separate(leaves.chunks(count.max(1)).map(<[Tensor]>::to_vec).collect()),
         }
     }
 
     /// The weights of a repeat.
-    pub(super) fn of_repeat(&self, repeat: Number) -> Vec<Tensor> {
+    pub(super) fn of_repeat(&self, repeat: RepeatNumber) -> Vec<Tensor> {
         match (self, repeat) {
             // A pipeline without weights has nothing to keep.
-            (Kept::Separate(weights), _) if weights.is_empty() => Vec::new(),
-            (Kept::Separate(weights), Number::Known(repeat)) if repeat < weights.len() => weights[repeat].clone(),
-            (Kept::Separate(weights), _) => {
+            (KeptWeights::Separate(weights), _) if weights.is_empty() => Vec::new(),
+            (KeptWeights::Separate(weights), RepeatNumber::Known(repeat)) if repeat < weights.len() => {
+                weights[repeat].clone()
+            }
+            (KeptWeights::Separate(weights), _) => {
                 // Weights stand apart only where every repeat's number is known.
                 let missing =
                     || fail_internal("a repeat of a pipeline", "a known number among those whose weights are kept");
                 weights[0].iter().map(|_| missing()).collect()
             }
-            (Kept::Stacked(weights), repeat) => {
+            (KeptWeights::Stacked(weights), repeat) => {
                 weights.iter().map(|weight| weight.dynamic_index(0, repeat.tensor())).collect()
             }
         }
@@ -83,7 +86,7 @@ impl Kept {
 }
 
 /// Writes the weights of a repeat to their place among those of all.
-fn keep(kept: &[Tensor], weights: &[Tensor], repeat: Number) -> Vec<Tensor> {
+fn keep(kept: &[Tensor], weights: &[Tensor], repeat: RepeatNumber) -> Vec<Tensor> {
     let put = |(kept, weight): (&Tensor, &Tensor)| kept.dynamic_update_along(0, weight.expand(0), repeat.tensor());
     kept.iter().zip(weights).map(put).collect()
 }
@@ -129,7 +132,14 @@ impl Machine<'_> {
         }
     }
 
-    fn phase(&self, phase: &Phase, part: Part, window: &Window, offset: Tensor, state: State<Tensor>) -> State<Tensor> {
+    fn phase(
+        &self,
+        phase: &Phase,
+        part: PhasePart,
+        window: &Window,
+        offset: Tensor,
+        state: State<Tensor>,
+    ) -> State<Tensor> {
         self.each_iteration((part.of(phase, false), false), offset, state, |iteration, state| {
             self.run(phase, window, iteration, state)
         })
@@ -141,49 +151,49 @@ impl Machine<'_> {
     pub(super) fn prefetching<S>(
         &self,
         stacked: &[Tensor],
-        repeat: Number,
+        repeat: RepeatNumber,
         state: S,
         shift: impl Fn(&mut S) -> &mut Tensor,
-        run: impl Fn(Part, S) -> S,
+        run: impl Fn(PhasePart, S) -> S,
     ) -> (S, Vec<Tensor>) {
         if self.options.weights != WeightPlan::SplitSlidingWindow {
             let next = self.weights.of_repeat(stacked, repeat);
-            return (run(Part::Whole, state), next);
+            return (run(PhasePart::Whole, state), next);
         }
         let weights = self.weights.at_rest(stacked, repeat);
         let cut = halfway(&weights);
         let first = self.weights.gather(&weights[..cut], 0, false);
-        let mut state = run(Part::First, state);
+        let mut state = run(PhasePart::First, state);
         let shift = shift(&mut state);
-        let mut together = barrier(&[&[*shift], &weights[cut..]].concat(), self.place);
+        let mut together = barrier(&[&[*shift], &weights[cut..]].concat());
         let waiting = together.split_off(1);
         *shift = together[0];
         let second = self.weights.gather(&waiting, cut, false);
-        (run(Part::Second, state), [first, second].concat())
+        (run(PhasePart::Second, state), [first, second].concat())
     }
 
     /// Runs all phases. Returns the last state and the gathered weights that are kept.
     pub(super) fn run_all(&self, stacked: &[Tensor], io: Tensor) -> (State<Tensor>, Vec<Tensor>) {
         let (options, phases) = (self.options, self.options.phases());
-        let (state, zero) = (self.start(io), Number::Known(0).tensor());
-        let first = self.weights.of_repeat(stacked, Number::Known(0));
+        let (state, zero) = (self.start(io), RepeatNumber::Known(0).tensor());
+        let first = self.weights.of_repeat(stacked, RepeatNumber::Known(0));
         if options.repeats == 1 {
-            let state = self.phase(&phases[0], Part::Whole, &Window::One(first.clone()), zero, state);
+            let state = self.phase(&phases[0], PhasePart::Whole, &Window::One(first.clone()), zero, state);
             let state = State { io: self.home(state.io), ..state };
             return (state, if self.keeps() { first } else { Vec::new() });
         }
         let (begin, end) = (&phases[0], &phases[phases.len() - 1]);
         if options.weights.slides() {
             let (state, last, kept) = self.sliding(stacked, begin, state, first);
-            let state = self.phase(end, Part::Whole, &Window::One(last), zero, state);
+            let state = self.phase(end, PhasePart::Whole, &Window::One(last), zero, state);
             return (state, kept);
         }
-        let mut state = self.phase(begin, Part::Whole, &Window::One(first.clone()), zero, state);
-        let last = self.weights.of_repeat(stacked, Number::Known(options.repeats - 1));
+        let mut state = self.phase(begin, PhasePart::Whole, &Window::One(first.clone()), zero, state);
+        let last = self.weights.of_repeat(stacked, RepeatNumber::Known(options.repeats - 1));
         for phase in &phases[1..phases.len() - 1] {
-            state = self.phase(phase, Part::Whole, &self.between(stacked, (&first, &last)), zero, state);
+            state = self.phase(phase, PhasePart::Whole, &self.between(stacked, (&first, &last)), zero, state);
         }
-        (self.phase(end, Part::Whole, &Window::One(last), zero, state), Vec::new())
+        (self.phase(end, PhasePart::Whole, &Window::One(last), zero, state), Vec::new())
     }
 
     /// Whether gathered weights are kept for the backward pass.
@@ -194,7 +204,7 @@ impl Machine<'_> {
     /// The window of weights between the first and the last repeat, where weights do not slide.
     pub(super) fn between(&self, stacked: &[Tensor], (first, last): (&[Tensor], &[Tensor])) -> Window {
         match self.options.repeats {
-            2 => Window::Two { before: first.to_vec(), after: last.to_vec(), repeat: Number::Known(1).tensor() },
+            2 => Window::Two { before: first.to_vec(), after: last.to_vec(), repeat: RepeatNumber::Known(1).tensor() },
             _ => Window::All(stacked.to_vec()),
         }
     }
@@ -209,64 +219,72 @@ impl Machine<'_> {
         first: Vec<Tensor>,
     ) -> (State<Tensor>, Vec<Tensor>, Vec<Tensor>) {
         let options = self.options;
-        let zero = Number::Known(0).tensor();
+        let zero = RepeatNumber::Known(0).tensor();
         let window = Window::One(first.clone());
-        let (state, second) = self.prefetching(stacked, Number::Known(1), state, State::shift, |part, state| {
-            self.phase(begin, part, &window, zero, state)
-        });
+        let (state, second) = self.prefetching(
+            stacked,
+            RepeatNumber::Known(1),
+            state,
+            |state| &mut state.shift,
+            |part, state| self.phase(begin, part, &window, zero, state),
+        );
         let mut kept = Vec::new();
         if self.keeps() {
             kept = vec![first.clone(), second.clone()];
         }
-        let state = self.change(Number::Known(1), (first, second.clone()), state);
-        let advance = |repeat: Number, state: State<Tensor>, current: Vec<Tensor>| {
+        let state = self.change(RepeatNumber::Known(1), (first, second.clone()), state);
+        let advance = |repeat: RepeatNumber, state: State<Tensor>, current: Vec<Tensor>| {
             let rest = inner_phase(options, WeightUse::One(0));
             let offset = repeat.tensor() * options.microbatches as f64;
             let window = Window::One(current.clone());
             let next = repeat.plus(1);
-            let (state, gathered) = self.prefetching(stacked, next, state, State::shift, |part, state| {
-                self.phase(&rest, part, &window, offset, state)
-            });
+            let (state, gathered) = self.prefetching(
+                stacked,
+                next,
+                state,
+                |state| &mut state.shift,
+                |part, state| self.phase(&rest, part, &window, offset, state),
+            );
             (self.change(next, (current, gathered.clone()), state), gathered)
         };
         if is_looped(options) {
             let mut room = Vec::new();
             if self.keeps() {
-                room = Kept::room(options.repeats, &second);
+                room = KeptWeights::room(options.repeats, &second);
                 for (repeat, weights) in kept.iter().enumerate() {
-                    room = keep(&room, weights, Number::Known(repeat));
+                    room = keep(&room, weights, RepeatNumber::Known(repeat));
                 }
             }
             let numbers = arange(DType::S32, options.repeats - 2) + 1.0;
             let carry = (state, second, room);
             let ((state, last, kept), ()) = scan(carry, numbers, |(state, current, kept), repeat| {
-                let repeat = Number::Traced(repeat);
+                let repeat = RepeatNumber::Traced(repeat);
                 let (state, next) = advance(repeat, state, current);
                 let kept = keep(&kept, &next, repeat.plus(1));
                 ((state, next, kept), ())
             });
-            return (state, last, Kept::Stacked(kept).into_leaves());
+            return (state, last, KeptWeights::Stacked(kept).into_leaves());
         }
         let (mut state, mut current) = (state, second);
         for repeat in 1..options.repeats - 1 {
-            (state, current) = advance(Number::Known(repeat), state, current);
+            (state, current) = advance(RepeatNumber::Known(repeat), state, current);
             if self.keeps() {
                 kept.push(current.clone());
             }
         }
-        (state, current, Kept::Separate(kept).into_leaves())
+        (state, current, KeptWeights::Separate(kept).into_leaves())
     }
 
     /// The phase in which stages change to a repeat.
     fn change(
         &self,
-        repeat: Number,
+        repeat: RepeatNumber,
         (before, after): (Vec<Tensor>, Vec<Tensor>),
         state: State<Tensor>,
     ) -> State<Tensor> {
         let phase = inner_phase(self.options, WeightUse::Changing(0));
         let repeat = repeat.tensor();
         let offset = repeat * self.options.microbatches as f64;
-        self.phase(&phase, Part::Whole, &Window::Two { before, after, repeat }, offset, state)
+        self.phase(&phase, PhasePart::Whole, &Window::Two { before, after, repeat }, offset, state)
     }
 }

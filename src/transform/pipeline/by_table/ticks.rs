@@ -16,23 +16,25 @@
 //! | `inbox` `[S, slots, mb, ..]` | activations and cotangents that have arrived and wait |
 //! | `held` `[S, slots, ..]` | residuals of items until B, or until W if that reads them |
 //! | `between` `[S, slots, ..]` | what B leaves for W |
-//! | `io` `[S, M/S, mb, ..]` | inputs at first, their cotangents at the end; see [`turns`](super::turns) |
+//! | `io` `[S, M/S, mb, ..]` | inputs at first, their cotangents at the end; see [`input_ring`](super::input_ring) |
 //! | `done` `[S, slots, mb, ..]` | cotangents of inputs that wait at the first stage for their turn |
 //! | `sums` `[S, P, ..]` | for each chunk, cotangents of weights |
 
-use super::cells::{Cell, Cells, Entries, Entry, Number, Shared};
+use super::super::PipelineOptions;
+use super::super::batch_slots::{in_order, without_first};
+use super::super::schedule::{Columns, Placement, Shape};
+use super::super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
+use super::super::stage_weights::{added, no_sums};
+use super::input_ring::InputRing;
 use super::loss_function::LossFunction;
-use super::schedule::{Columns, Placement, Shape};
-use super::stage::{Iteration, SplitStage, StageFunction, StageHalves, StageInputs};
-use super::turns::Turns;
-use super::weights::no_sum;
-use super::{PipelineOptions, in_order, stage_names_of_one, without_first};
+use super::split_stage::SplitStage;
+use super::table_columns::{CellColumn, CellNumbers, EntryColumn, TableNumbers, TickColumn, WeightEntries};
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Name, TensorType};
 use crate::ops::{Often, WithAxes};
 use crate::trace::{
-    Branch, Place, ScanOptions, Tensor, change_if, full, iota, label, map_parallel, refill, scan_with, switch_between,
-    while_at_most, zeros,
+    Branch, ScanOptions, Tensor, change_if, full, iota, map_parallel, refill, scan_with, switch_between, while_at_most,
+    zeros,
 };
 
 crate::tree! {
@@ -71,7 +73,7 @@ crate::tree! {
 }
 
 /// The results of a pass over all microbatches.
-pub(super) struct Found {
+pub(super) struct PassResults {
     pub(super) loss: Tensor,
     /// `[S, ..]` each.
     pub(super) aux: Vec<Tensor>,
@@ -83,15 +85,23 @@ pub(super) struct Found {
     pub(super) loss_weights: Vec<Tensor>,
 }
 
+/// The derivatives of a stage and of the loss, in halves.
+pub(super) struct Derivatives {
+    pub(super) stage: StageHalves,
+    /// The backward half of a stage in two parts, if the table has it so.
+    pub(super) split: Option<SplitStage>,
+    pub(super) loss: Halves,
+}
+
 /// The parts that all ticks of one pass have in common.
 pub(super) struct Ticks<'a> {
     pub(super) options: &'a PipelineOptions,
     pub(super) shape: Shape,
     pub(super) columns: &'a Columns,
-    pub(super) turns: &'a Turns,
+    pub(super) turns: &'a InputRing,
     pub(super) stage: &'a StageFunction,
-    /// The halves of the derivatives of a stage and of the loss; `None` for a forward pass alone.
-    pub(super) halves: Option<(&'a StageHalves, &'a Halves)>,
+    /// The derivatives of a stage and of the loss; `None` for a forward pass alone.
+    pub(super) derivatives: Option<&'a Derivatives>,
     pub(super) captured: &'a [Tensor],
     pub(super) loss: &'a LossFunction,
     /// The weights of the loss, gathered.
@@ -105,7 +115,6 @@ pub(super) struct Ticks<'a> {
     pub(super) penalties: &'a [f64],
     /// The logical names of activations `[S, mb, ..]`.
     pub(super) names: &'a AxisNames,
-    pub(super) place: Place,
 }
 
 /// Whether a number says something, rather than -1, as a mask over `like`.
@@ -120,23 +129,13 @@ fn put(buffer: Tensor, value: Tensor, slot: Tensor) -> Tensor {
     write(buffer, says(slot, value).select(value, there), place)
 }
 
-/// Zeros, to which the cotangents of weights are added.
-fn no_sums(weights: &[Tensor]) -> Vec<Tensor> {
-    weights.iter().map(|&weight| no_sum(weight)).collect()
-}
-
-/// Sums with the next term added to each.
-fn added(sums: &[Tensor], more: &[Tensor]) -> Vec<Tensor> {
-    sums.iter().zip(more).map(|(&sum, more)| sum + more.convert(sum.dtype())).collect()
-}
-
 /// Adds the cotangents of the marked weights of a chunk, if there is a chunk: `chunk` counts from 1, and is 0 for none.
 /// `often` says how often each chunk has a pass.
 fn add(chunk: Tensor, often: &Often, sums: Vec<Vec<Tensor>>, (marked, more): (&[bool], &[Tensor])) -> Vec<Vec<Tensor>> {
     let of_chunk = |(index, sums): (usize, Vec<Tensor>)| {
         let own = sums.iter().zip(marked).filter(|(_, marked)| **marked).map(|(&sum, _)| sum).collect::<Vec<Tensor>>();
         let is_own = chunk.equal((index + 1) as f64);
-        let changed: Vec<Tensor> = change_if(is_own, often.clone(), own, |sums| added(&sums, more));
+        let changed: Vec<Tensor> = change_if(is_own, often.clone(), own, |sums| added(&sums, more.iter().copied()));
         let mut changed = changed.into_iter();
         let own = |(sum, &marked): (Tensor, &bool)| if marked { refill(&sum, &mut changed) } else { sum };
         sums.into_iter().zip(marked).map(own).collect()
@@ -150,19 +149,19 @@ fn write(buffer: Tensor, value: Tensor, place: Tensor) -> Tensor {
 
 impl Ticks<'_> {
     /// All ticks. Inputs are in slots.
-    pub(super) fn run(&self, io: Tensor) -> Found {
+    pub(super) fn run(&self, io: Tensor) -> PassResults {
         let &Ticks { options, columns, shape, turns, .. } = self;
         let count = turns.ticks.len();
-        let cells = Cells { columns, shape, layers_per_stage: options.layers_per_stage };
+        let cells = TableNumbers { columns, shape, layers_per_stage: options.layers_per_stage };
         let numbers = (cells.of_stages(count), cells.shared(turns));
         let unroll = if options.scan_iterations { 1 } else { count.max(1) };
         let in_order_of_ticks = ScanOptions { unroll, ..ScanOptions::default() };
         let (state, ()) = scan_with(in_order_of_ticks, self.start(io, turns), numbers, |state, (cells, shared)| {
             let names = [self.names[0], Name::new("")];
-            let cells = label(cells, WithAxes::new(names.into_iter().collect()), self.place);
-            (self.tick(cells, Cell(shared), state), ())
+            let cells = cells.with_logical_axes(WithAxes::new(names.into_iter().collect()));
+            (self.tick(cells, CellNumbers(shared), state), ())
         });
-        Found {
+        PassResults {
             loss: state.loss,
             aux: state.aux,
             weights: state.sums,
@@ -171,14 +170,14 @@ impl Ticks<'_> {
         }
     }
 
-    fn start(&self, io: Tensor, turns: &Turns) -> State<Tensor> {
+    fn start(&self, io: Tensor, turns: &InputRing) -> State<Tensor> {
         let dims = io.dims();
         let (stages, slots) = (self.shape.stages, self.columns.slots);
         let room = |count: usize, dims: &[usize]| [&[stages, count.max(1)], dims].concat();
         let buffer = |ty: &TensorType, count: usize| zeros(ty.dtype, room(count, &ty.dims));
         let held_slots = |index: usize| if self.waits(index) { slots.held_w } else { slots.held_b };
         let residuals = self.residual_types();
-        let backwards = self.halves.is_some();
+        let backwards = self.derivatives.is_some();
         State {
             inbox: zeros(io.dtype(), room(slots.inbox, without_first(&dims, 2))),
             held: residuals.iter().enumerate().map(|(index, ty)| buffer(ty, held_slots(index))).collect(),
@@ -187,14 +186,14 @@ impl Ticks<'_> {
             done: backwards.then(|| zeros(io.dtype(), room(turns.waiting, without_first(&dims, 2)))),
             aux: self.stage.aux_types().map(|ty| zeros(ty.dtype, [&[stages], &ty.dims[..]].concat())).collect(),
             sums: if backwards { self.weights.iter().map(|weights| no_sums(weights)).collect() } else { Vec::new() },
-            loss_sums: self.loss_weights.iter().filter(|_| backwards).map(|&weight| no_sum(weight)).collect(),
+            loss_sums: if backwards { no_sums(self.loss_weights) } else { Vec::new() },
             loss: zeros(self.loss.dtype, []),
         }
     }
 
     /// The types of the residuals that a forward pass keeps; empty where there is no backward pass.
     fn residual_types(&self) -> Vec<TensorType> {
-        self.halves.map(|(halves, _)| self.stage.residual_types(halves)).unwrap_or_default()
+        self.derivatives.map(|all| self.stage.residual_types(&all.stage)).unwrap_or_default()
     }
 
     /// Items of a stage.
@@ -213,9 +212,8 @@ impl Ticks<'_> {
         self.often(std::iter::once(self.turns.ticks.len() - self.items()).chain(of_chunks))
     }
 
-    /// The backward pass in two parts, if the table has it so.
     fn split(&self) -> Option<&SplitStage> {
-        self.halves.and_then(|(halves, _)| halves.split.as_ref())
+        self.derivatives.and_then(|all| all.split.as_ref())
     }
 
     /// Whether a residual waits for W, not only for B.
@@ -225,26 +223,26 @@ impl Ticks<'_> {
 
     /// The types of the values that B leaves for W.
     fn between_types(&self) -> Vec<TensorType> {
-        self.split().map(|split| self.stage.between_types(split)).unwrap_or_default()
+        self.split().map(|split| split.between_types(self.stage)).unwrap_or_default()
     }
 
     fn named(&self, x: Tensor) -> Tensor {
-        label(x, WithAxes::new(self.names.clone()), self.place)
+        x.with_logical_axes(WithAxes::new(self.names.clone()))
     }
 
     /// Activations of one stage, with their names.
     fn named_of_one(&self, x: Tensor) -> Tensor {
-        label(x, WithAxes::new(stage_names_of_one(self.names)), self.place)
+        x.with_logical_axes(WithAxes::new(self.names.iter().skip(1).copied().collect()))
     }
 
     fn is_stage(&self, stage: usize, like: Tensor) -> Tensor {
         iota(DType::S32, [self.shape.stages], 0).equal(stage as f64).broadcast_like(like, [0])
     }
 
-    fn tick(&self, cells: Tensor, shared: Cell, state: State<Tensor>) -> State<Tensor> {
+    fn tick(&self, cells: Tensor, shared: CellNumbers, state: State<Tensor>) -> State<Tensor> {
         let State { inbox, held, between, io, done, aux, sums, loss_sums, loss } = state;
         let weights = self.weights.to_vec();
-        let turns = shared.shared(Shared::Turns);
+        let turns = shared.shared(TickColumn::Turns);
         let entry = io.dynamic_index(1, turns.maximum(0.0));
         let others = [&[entry], &aux[..]].concat();
         let none = (Vec::new(), Vec::new());
@@ -252,23 +250,24 @@ impl Ticks<'_> {
             ForPass { cell: cells, weights: weights.clone(), inbox, held, between: none.0, others, sums: none.1 };
         let (y, held, aux) = map_parallel(pass, |pass| self.forward(pass));
         let y = self.named(y);
-        let (of_y, loss_sums, loss) = self.loss(shared.shared(Shared::Leaves), y, loss_sums, loss);
-        let Some((halves, _)) = self.halves else {
+        let (of_y, loss_sums, loss) = self.loss(shared.shared(TickColumn::Leaves), y, loss_sums, loss);
+        let Some(derivatives) = self.derivatives else {
             let io = self.turn(turns, io, entry, |entry| entry);
             let (right, left) = self.permute(y, y);
             let inbox = self.receive(cells, inbox, [right, left, y, y]);
             return State { inbox, held, between, io, done, aux, sums, loss_sums, loss };
         };
         let pass = ForPass { cell: cells, weights, inbox, held: held.clone(), between, others: vec![y], sums };
-        let (inbox, (of_x, right, left), between, sums) = map_parallel(pass, |pass| self.backward(halves, pass, of_y));
+        let (inbox, (of_x, right, left), between, sums) =
+            map_parallel(pass, |pass| self.backward(derivatives, pass, of_y));
         let of_x = self.named(of_x);
-        let exits = shared.shared(Shared::Exits);
+        let exits = shared.shared(TickColumn::Exits);
         let done = done.map(|done| {
             let place = exits.maximum(0.0);
             let value = says(exits, of_x).select(of_x, done.dynamic_index(1, place));
             done.dynamic_update_along(1, self.named(value).expand(1), place)
         });
-        let taken = shared.shared(Shared::Taken);
+        let taken = shared.shared(TickColumn::Taken);
         let io = self.turn(turns, io, entry, |entry| {
             let Some(done) = done else { return entry };
             let own = says(taken, entry) & self.is_stage(0, entry);
@@ -293,9 +292,9 @@ impl Ticks<'_> {
     /// The forward pass of one stage: the value that it sends, the residuals, and the sums of auxiliary values.
     fn forward(&self, pass: ForPass<Tensor>) -> (Tensor, Vec<Tensor>, Vec<Tensor>) {
         let ForPass { cell, weights, inbox, held, others, .. } = pass;
-        let (cell, entry, aux) = (Cell(cell), others[0], &others[1..]);
+        let (cell, entry, aux) = (CellNumbers(cell), others[0], &others[1..]);
         let residual_types = self.residual_types();
-        let slot = cell.get(Number::ForwardInput);
+        let slot = cell.get(CellColumn::ForwardInput);
         let x = says(slot, entry).select(inbox.dynamic_index(0, slot.maximum(0.0)), entry);
         let aux_types: Vec<_> = self.stage.aux_types().cloned().collect();
         let nothing = |x: Tensor| {
@@ -306,19 +305,22 @@ impl Ticks<'_> {
         let of_chunk = |weights: &Vec<Tensor>| {
             let weights = weights.clone();
             move |x: Tensor| {
-                let inputs =
-                    self.inputs((cell.get(Number::ForwardMicrobatch), cell.get(Number::ForwardFirstLayer)), weights, x);
-                let halves = self.halves.map(|(halves, _)| halves);
-                let Iteration { y, aux, residuals } = self.stage.run(halves, self.captured, &inputs, None);
+                let inputs = self.inputs(
+                    (cell.get(CellColumn::ForwardMicrobatch), cell.get(CellColumn::ForwardFirstLayer)),
+                    weights,
+                    x,
+                );
+                let halves = self.derivatives.map(|all| &all.stage);
+                let Iteration { y, aux, residuals } = self.stage.run(halves, self.captured, &inputs);
                 (self.named_of_one(y), aux, residuals)
             }
         };
         let mut branches: Vec<Branch<'_, Tensor, _>> = vec![Box::new(nothing)];
         branches.extend(weights.iter().map(|weights| Box::new(of_chunk(weights)) as Branch<'_, _, _>));
-        let which = cell.get(Number::Forward);
+        let which = cell.get(CellColumn::Forward);
         let (y, added, residuals) = switch_between(which, self.often_of_passes(), self.named_of_one(x), branches);
         let held = change_if(which.greater(0.0), self.often([self.items()]), held, |held| {
-            let places = [Number::ForwardHeld, Number::ForwardHeldW].map(|number| cell.place(number));
+            let places = [CellColumn::ForwardHeld, CellColumn::ForwardHeldW].map(|number| cell.place(number));
             let write = |(index, (&held, residual)): (usize, (&Tensor, Tensor))| {
                 write(held, residual, places[usize::from(self.waits(index))])
             };
@@ -354,13 +356,13 @@ impl Ticks<'_> {
             let used = self.named(y.zeros_like());
             let rows: Vec<Tensor> =
                 self.rows.iter().map(|rows| rows.dynamic_index(0, microbatch.maximum(0.0))).collect();
-            let Some((_, halves)) = self.halves else {
+            let Some(Derivatives { loss: halves, .. }) = self.derivatives else {
                 let value = self.loss.value(self.loss_captured, own, self.loss_weights, &rows);
                 return (used, unused, sums, loss + value);
             };
             let inputs = (own, self.loss_weights, &rows[..]);
             let (value, of_y, of_weights) = self.loss.with_gradients(halves, self.loss_captured, inputs);
-            let sums = added(&sums, &of_weights);
+            let sums = added(&sums, of_weights);
             (used, self.named_of_one(of_y), sums, loss + value)
         });
         (of_y, sums, loss)
@@ -372,17 +374,17 @@ impl Ticks<'_> {
     #[expect(clippy::type_complexity, reason = "each part is what the comment says")]
     fn backward(
         &self,
-        halves: &StageHalves,
+        Derivatives { stage: halves, split, .. }: &Derivatives,
         pass: ForPass<Tensor>,
         of_y: Tensor,
     ) -> (Tensor, (Tensor, Tensor, Tensor), Vec<Tensor>, Vec<Vec<Tensor>>) {
         let ForPass { cell, weights, inbox, held, between, others, sums } = pass;
-        let (cell, y) = (Cell(cell), others[0]);
-        let inbox = put(inbox, of_y, cell.get(Number::LossSlot));
-        let received = self.named_of_one(inbox.dynamic_index(0, cell.place(Number::BackwardInput)));
+        let (cell, y) = (CellNumbers(cell), others[0]);
+        let inbox = put(inbox, of_y, cell.get(CellColumn::LossSlot));
+        let received = self.named_of_one(inbox.dynamic_index(0, cell.place(CellColumn::BackwardInput)));
         let left_types = self.between_types();
         // The weights whose cotangents are not W's.
-        let at_once: Vec<bool> = match &halves.split {
+        let at_once: Vec<bool> = match split {
             None => vec![true; weights[0].len()],
             Some(split) => split.waiting_weights.iter().map(|waits| !waits).collect(),
         };
@@ -396,44 +398,44 @@ impl Ticks<'_> {
         let of_chunk = |weights: &Vec<Tensor>| {
             let weights = weights.clone();
             move |received: Tensor| {
-                let places = [Number::BackwardHeld, Number::BackwardHeldW].map(|number| cell.place(number));
+                let places = [CellColumn::BackwardHeld, CellColumn::BackwardHeldW].map(|number| cell.place(number));
                 let residual =
                     |(index, held): (usize, &Tensor)| held.dynamic_index(0, places[usize::from(self.waits(index))]);
                 let residuals = held.iter().enumerate().map(residual).collect();
-                let numbers = (cell.get(Number::BackwardMicrobatch), cell.get(Number::BackwardFirstLayer));
+                let numbers = (cell.get(CellColumn::BackwardMicrobatch), cell.get(CellColumn::BackwardFirstLayer));
                 let inputs = self.inputs(numbers, weights, received);
                 let iteration = Iteration { y: received, aux: self.cotangents_of_aux(), residuals };
-                let (of_weights, of_x, left) = match &halves.split {
+                let (of_weights, of_x, left) = match split {
                     None => {
-                        let (of_weights, of_x) = self.stage.run_back(halves, self.captured, inputs, iteration, None);
+                        let (of_weights, of_x) = self.stage.run_back(halves, self.captured, inputs, iteration);
                         (of_weights, of_x, Vec::new())
                     }
-                    Some(split) => self.stage.run_inputs_back((halves, split), self.captured, inputs, iteration),
+                    Some(split) => split.inputs_back((self.stage, halves), self.captured, inputs, iteration),
                 };
                 (self.named_of_one(of_x), of_weights, left)
             }
         };
         let mut branches: Vec<Branch<'_, Tensor, _>> = vec![Box::new(nothing)];
         branches.extend(weights.iter().map(|weights| Box::new(of_chunk(weights)) as Branch<'_, _, _>));
-        let which = cell.get(Number::Backward);
+        let which = cell.get(CellColumn::Backward);
         let (of_x, of_weights, left) = switch_between(which, self.often_of_passes(), received, branches);
         let sums = add(which, &self.often([self.shape.microbatches]), sums, (&at_once, &of_weights));
-        let (between, sums) = match &halves.split {
+        let (between, sums) = match split {
             None => (between, sums),
             Some(split) => {
                 let often = self.often([self.items()]);
                 let between = change_if(which.greater(0.0), often, between, |between| {
-                    let place = cell.place(Number::BackwardBetween);
+                    let place = cell.place(CellColumn::BackwardBetween);
                     between.iter().zip(left).map(|(&between, left)| write(between, left, place)).collect()
                 });
                 let sums = self.weights_back((halves, split), cell, (&weights, held, &between), sums);
                 (between, sums)
             }
         };
-        let sent = |number: Number| says(cell.get(number) - 2.0, y).select(of_x, y);
+        let sent = |number: CellColumn| says(cell.get(number) - 2.0, y).select(of_x, y);
         let (right, left) = match self.shape.placement {
             Placement::Loop => (y, of_x),
-            Placement::Vee => (sent(Number::SendsRight), sent(Number::SendsLeft)),
+            Placement::Vee => (sent(CellColumn::SendsRight), sent(CellColumn::SendsLeft)),
         };
         (inbox, (of_x, right, left), between, sums)
     }
@@ -442,20 +444,25 @@ impl Ticks<'_> {
     fn weights_back(
         &self,
         halves: (&StageHalves, &SplitStage),
-        cell: Cell,
+        cell: CellNumbers,
         (weights, held, between): (&[Vec<Tensor>], &[Tensor], &[Tensor]),
         sums: Vec<Vec<Tensor>>,
     ) -> Vec<Vec<Tensor>> {
         // The entries are carried, and change: so XLA finds nothing in the loop that it could compute in front of it.
         let carry = (cell.entries().0, sums);
-        let more = |(entries, _): (Tensor, _)| Entries(entries).first(Entry::Chunk).greater(0.0);
-        let (chunks, pieces) = (self.shape.chunks, self.items() * self.shape.pieces);
-        let runs = (self.columns.max_weights, self.often([pieces]));
+        let more = |(entries, _): (Tensor, _)| WeightEntries(entries).first(EntryColumn::Chunk).greater(0.0);
+        let (chunks, items) = (self.shape.chunks, self.items());
+        let runs = (self.columns.max_weights, self.often([items]));
         let (_, sums) = while_at_most(runs, carry, more, |(entries, sums): (Tensor, Vec<Vec<Tensor>>)| {
-            let entries = Entries(entries);
-            let [chunk, microbatch, first_layer, held_w, place] =
-                [Entry::Chunk, Entry::Microbatch, Entry::FirstLayer, Entry::HeldW, Entry::Between]
-                    .map(|number| entries.first(number));
+            let entries = WeightEntries(entries);
+            let [chunk, microbatch, first_layer, held_w, place] = [
+                EntryColumn::Chunk,
+                EntryColumn::Microbatch,
+                EntryColumn::FirstLayer,
+                EntryColumn::HeldW,
+                EntryColumn::Between,
+            ]
+            .map(|number| entries.first(number));
             let residual = |(index, held): (usize, &Tensor)| match self.waits(index) {
                 true => held.dynamic_index(0, held_w),
                 // This argument is not read.
@@ -466,19 +473,19 @@ impl Ticks<'_> {
             let of_chunk = |weights: &Vec<Tensor>| {
                 let inputs = self.inputs((microbatch, first_layer), weights.clone(), held_w);
                 let left = (residuals.clone(), between.clone(), self.cotangents_of_aux());
-                self.stage.run_weights_back(halves, self.captured, inputs, left)
+                halves.1.weights_back((self.stage, halves.0), self.captured, inputs, left)
             };
             let of_weights: Vec<Tensor> = if weights.len() > 1 && halves.1.reads_weights {
                 let branch = |weights: &'_ Vec<Tensor>| {
                     let weights = weights.clone();
                     Box::new(move |()| of_chunk(&weights)) as Branch<'_, (), _>
                 };
-                let often = Often::new(vec![pieces / chunks; chunks], pieces);
+                let often = Often::new(vec![items / chunks; chunks], items);
                 switch_between(chunk - 1.0, often, (), weights.iter().map(branch).collect())
             } else {
                 of_chunk(&weights[0])
             };
-            let often = Often::new([pieces / chunks], pieces);
+            let often = Often::new([items / chunks], items);
             (entries.rest().0, add(chunk, &often, sums, (&halves.1.waiting_weights, &of_weights)))
         });
         sums
@@ -501,12 +508,16 @@ impl Ticks<'_> {
 
     /// The inboxes with the values that have arrived: from the left, from the right, and from the stage's own passes.
     fn receive(&self, cells: Tensor, inbox: Tensor, arrived: [Tensor; 4]) -> Tensor {
-        let numbers = [Number::FromLeft, Number::FromRight, Number::ForwardStays, Number::BackwardStays];
+        let numbers =
+            [CellColumn::FromLeft, CellColumn::FromRight, CellColumn::ForwardStays, CellColumn::BackwardStays];
         // Only at the turn of a V does anything stay.
         let count = if self.shape.placement == Placement::Vee { 4 } else { 2 };
         let arrived = arrived[..count].to_vec();
         map_parallel((cells, inbox, arrived), |(cell, inbox, arrived)| {
-            numbers.into_iter().zip(arrived).fold(inbox, |inbox, (number, x)| put(inbox, x, Cell(cell).get(number)))
+            numbers
+                .into_iter()
+                .zip(arrived)
+                .fold(inbox, |inbox, (number, x)| put(inbox, x, CellNumbers(cell).get(number)))
         })
     }
 }

@@ -9,11 +9,11 @@
 //! Inputs are taken when the table says so, and cotangents are there when it says so: some have to wait for their turn
 //! at the first stage. Where microbatches do not fill the slots, turns without an input go on to the end.
 
-use super::schedule::{Columns, Shape};
+use super::super::schedule::{Columns, Shape};
 
 /// The turn of a tick. -1 means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(in super::super) struct RingTurn {
     /// The slot that turns at the end of the tick.
     pub(super) slot: i32,
     /// The slot where the cotangent that is computed in the tick waits.
@@ -23,22 +23,22 @@ pub(super) struct Turn {
 }
 
 /// All turns of a table.
-pub(super) struct Turns {
+pub(in super::super) struct InputRing {
     /// One for each tick of the table, or more.
-    pub(super) ticks: Vec<Turn>,
+    pub(in super::super) ticks: Vec<RingTurn>,
     /// The cotangent of microbatch `k` is carried by turn `k + lag`.
     pub(super) lag: usize,
     /// The largest number of cotangents that wait at one time.
     pub(super) waiting: usize,
 }
 
-impl Turns {
+impl InputRing {
     /// The number of turns.
-    pub(super) fn count(&self) -> usize {
+    pub(in super::super) fn count(&self) -> usize {
         self.ticks.iter().filter(|turn| turn.slot >= 0).count()
     }
 
-    pub(super) fn of(columns: &Columns, shape: Shape) -> Turns {
+    pub(in super::super) fn of(columns: &Columns, shape: Shape) -> InputRing {
         let (stages, count) = (shape.stages, shape.microbatches);
         let slots = count.div_ceil(stages);
         let ticks_of = |column: &[i32]| -> Vec<usize> {
@@ -59,7 +59,7 @@ impl Turns {
         let carried = |microbatch: usize| turns[microbatch + lag];
         let waiting = |k: usize| (0..=k).filter(|&other| carried(other) >= exits[k]).count();
         let waiting = (0..exits.len()).map(waiting).max().unwrap_or(0).max(1);
-        let mut ticks = vec![Turn { slot: -1, exits: -1, taken: -1 }; length];
+        let mut ticks = vec![RingTurn { slot: -1, exits: -1, taken: -1 }; length];
         for (turn, &tick) in turns.iter().enumerate() {
             ticks[tick].slot = (turn % slots) as i32;
         }
@@ -67,6 +67,6 @@ impl Turns {
             ticks[tick].exits = (microbatch % waiting) as i32;
             ticks[carried(microbatch)].taken = (microbatch % waiting) as i32;
         }
-        Turns { ticks, lag, waiting }
+        InputRing { ticks, lag, waiting }
     }
 }

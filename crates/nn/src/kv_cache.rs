@@ -5,7 +5,7 @@ use meshloom::ops::{KeyExchange, PlaceOrder};
 use meshloom::trace::{Tensor, concatenate, fail_internal, full, iota};
 
 use super::layout::{ALL_KEYS, ALL_LATENTS, LATENT};
-use super::token_places::{Sight, TokenPlaces};
+use super::token_places::{BlockMask, TokenPlaces};
 
 meshloom::tree! {
     /// Keys and values of the tokens before, layer by layer.
@@ -52,18 +52,25 @@ pub(super) struct Step {
     pub(super) padding: Tensor,
 }
 
-/// The keys and values that the queries of a layer meet.
+/// The keys and values that the queries of a layer see.
 pub(super) enum Keys {
-    /// Keys and values of the same tokens.
-    OfRows(TokenPlaces),
-    /// The same, which are left in `made` as a cache would have them.
-    Kept { tokens: TokenPlaces, made: Option<LayerCache<Tensor>> },
+    /// Keys and values of the same tokens, which are left in `made`.
+    OfRows { tokens: TokenPlaces, made: Option<Made> },
     /// All slots of a cache, into which keys and values of a step are written.
     InSlots { step: Step, cache: LayerCache<Tensor> },
 }
 
-/// The narrow vectors that the queries of latent attention meet.
-pub(super) enum MetLatents {
+/// The keys and values of whole rows, whose tokens stand at places 0, 1, ..
+#[derive(Clone, Copy)]
+pub(super) enum Made {
+    /// Of grouped attention.
+    KeysAndValues([Tensor; 2]),
+    /// The narrow vectors and turned parts of latent attention.
+    Latents([Tensor; 2]),
+}
+
+/// The narrow vectors that the queries of latent attention see.
+pub(super) enum SeenLatents {
     /// Vectors of the same tokens: `[batch, length, kv_lora]`, and the turned parts of keys.
     OfRows { narrow: Tensor, turned: Tensor },
     /// The slots of a cache.
@@ -75,14 +82,18 @@ const SLOTS: i32 = 2;
 const LATENT_SLOTS: i32 = 1;
 
 impl Keys {
-    /// Keys and values of the layer's tokens, `[batch, kv_heads, length, head_dim]`, in; those that queries meet, out.
-    pub(super) fn meet(&mut self, key: Tensor, value: impl FnOnce() -> Tensor) -> (Tensor, Tensor) {
+    pub(super) fn of_rows(tokens: TokenPlaces) -> Keys {
+        Keys::OfRows { tokens, made: None }
+    }
+
+    /// Keys and values of the layer's tokens, `[batch, kv_heads, length, head_dim]`, in; those that queries see, out.
+    pub(super) fn update(&mut self, key: Tensor, value: impl FnOnce() -> Tensor) -> (Tensor, Tensor) {
         match self {
-            Keys::OfRows(tokens) => (tokens.meet(key), tokens.meet(value())),
-            Keys::Kept { tokens, made } => {
+            Keys::OfRows { tokens, made } => {
+                let seen = tokens.exchanged(key);
                 let value = value();
-                *made = Some(LayerCache::Grouped(Box::new(KeysAndValues { key, value })));
-                (tokens.meet(key), tokens.meet(value))
+                *made = Some(Made::KeysAndValues([key, value]));
+                (seen, tokens.exchanged(value))
             }
             Keys::InSlots { step, cache: LayerCache::Grouped(slots) } => {
                 slots.key = step.write(slots.key, key, SLOTS).with_axes(ALL_KEYS);
@@ -97,48 +108,52 @@ impl Keys {
     }
 
     /// Narrow vectors `[batch, length, kv_lora]` and turned parts `[batch, length, rope_head_dim]` of the layer's
-    /// tokens in; those that queries meet, out.
-    pub(super) fn meet_latents(&mut self, narrow: Tensor, turned: Tensor) -> MetLatents {
-        let joined = || concatenate(&[narrow, turned], -1);
+    /// tokens in; those that queries see, out. Of vectors of rows, each device makes keys and values: what is gathered
+    /// is narrow.
+    pub(super) fn update_latents(&mut self, narrow: Tensor, turned: Tensor) -> SeenLatents {
         match self {
-            Keys::OfRows(tokens) => gathered(tokens, narrow, turned),
-            Keys::Kept { tokens, made } => {
-                *made = Some(LayerCache::Latent(Box::new(LatentSlots { latent: joined() })));
-                gathered(tokens, narrow, turned)
+            Keys::OfRows { tokens, made } => {
+                *made = Some(Made::Latents([narrow, turned]));
+                *tokens = tokens.with_exchange(KeyExchange::Gather);
+                let gather = |x: Tensor| x.with_axes_each_way(&ALL_LATENTS, &LATENT);
+                SeenLatents::OfRows { narrow: gather(narrow), turned: gather(turned) }
             }
             Keys::InSlots { step, cache: LayerCache::Latent(slots) } => {
-                slots.latent = step.write(slots.latent, joined(), LATENT_SLOTS).with_axes(ALL_LATENTS);
-                MetLatents::Slots(slots.latent)
+                let joined = concatenate(&[narrow, turned], -1);
+                slots.latent = step.write(slots.latent, joined, LATENT_SLOTS).with_axes(ALL_LATENTS);
+                SeenLatents::Slots(slots.latent)
             }
             Keys::InSlots { cache: LayerCache::Grouped(_), .. } => {
-                MetLatents::Slots(fail_internal("the cache of a layer", "narrow vectors, as its attention is latent"))
+                SeenLatents::Slots(fail_internal("the cache of a layer", "narrow vectors, as its attention is latent"))
             }
         }
     }
 
-    /// Returns the contents of a cache after the layer.
-    pub(super) fn into_cache(self) -> Option<LayerCache<Tensor>> {
-        match self {
-            Keys::OfRows(_) => None,
-            Keys::Kept { made, .. } => made,
-            Keys::InSlots { cache, .. } => Some(cache),
-        }
+    /// The cache after the layer. Keys and values of rows are put into one of `slots` slots.
+    pub(super) fn into_cache(self, slots: usize) -> Option<LayerCache<Tensor>> {
+        let made = match self {
+            Keys::OfRows { made, .. } => made?,
+            Keys::InSlots { cache, .. } => return Some(cache),
+        };
+        Some(match made {
+            Made::KeysAndValues(both) => {
+                let [key, value] = both.map(|x| placed(x, SLOTS, slots).with_axes(ALL_KEYS));
+                LayerCache::Grouped(Box::new(KeysAndValues { key, value }))
+            }
+            Made::Latents(both) => {
+                let latent = placed(concatenate(&both, -1), LATENT_SLOTS, slots).with_axes(ALL_LATENTS);
+                LayerCache::Latent(Box::new(LatentSlots { latent }))
+            }
+        })
     }
 
     /// Says which of the keys that they meet the queries see.
-    pub(super) fn sight(&self) -> Sight {
+    pub(super) fn block_mask(&self) -> BlockMask {
         match self {
-            Keys::OfRows(tokens) | Keys::Kept { tokens, .. } => tokens.sight(),
-            Keys::InSlots { step, cache } => step.sight(cache.slots()),
+            Keys::OfRows { tokens, .. } => tokens.block_mask(),
+            Keys::InSlots { step, cache } => step.block_mask(cache.slots()),
         }
     }
-}
-
-/// Narrow vectors of all positions, of which each device makes keys and values: what is gathered is narrow.
-fn gathered(tokens: &mut TokenPlaces, narrow: Tensor, turned: Tensor) -> MetLatents {
-    *tokens = tokens.with_exchange(KeyExchange::Gather);
-    let gather = |x: Tensor| x.with_axes_each_way(&ALL_LATENTS, &LATENT);
-    MetLatents::OfRows { narrow: gather(narrow), turned: gather(turned) }
 }
 
 impl LayerCache<Tensor> {
@@ -146,21 +161,6 @@ impl LayerCache<Tensor> {
         match self {
             LayerCache::Grouped(grouped) => grouped.key.dim(SLOTS),
             LayerCache::Latent(latent) => latent.latent.dim(LATENT_SLOTS),
-        }
-    }
-
-    /// Puts the keys and values of whole rows, whose tokens stand at places 0, 1, .., into a cache of `slots` slots.
-    #[must_use]
-    pub(super) fn placed(self, slots: usize) -> LayerCache<Tensor> {
-        match self {
-            LayerCache::Grouped(made) => {
-                let placed = |x| placed(x, SLOTS, slots).with_axes(ALL_KEYS);
-                LayerCache::Grouped(Box::new(KeysAndValues { key: placed(made.key), value: placed(made.value) }))
-            }
-            LayerCache::Latent(made) => {
-                let latent = placed(made.latent, LATENT_SLOTS, slots).with_axes(ALL_LATENTS);
-                LayerCache::Latent(Box::new(LatentSlots { latent }))
-            }
         }
     }
 }
@@ -182,7 +182,7 @@ impl Step {
     }
 
     /// Says which of the slots the step's tokens see: those that have been written since the padding in front of a row.
-    fn sight(self, slots: usize) -> Sight {
+    fn block_mask(self, slots: usize) -> BlockMask {
         let batch = self.padding.dim(0);
         let all = |x: Tensor, length: usize| x.broadcast_like(iota(DType::S32, [batch, length], 1), []);
         let place = all(self.place, slots);
@@ -193,7 +193,7 @@ impl Step {
         let named = |x: Tensor, axis| x.with_axes(["activation_batch", axis]);
         let of_keys = [is_token.convert(DType::S32), key_places].map(|x| named(x, "activation_kv_length"));
         let of_queries = [full(DType::S32, [batch, 1], 1.0), all(self.place, 1)];
-        Sight {
+        BlockMask {
             queries: of_queries.map(|x| named(x, "activation_length")),
             keys: of_keys,
             exchange: KeyExchange::Gather,
