@@ -6,10 +6,10 @@ use std::path::Path;
 
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::trace::{MapTree, TensorSpec, Tree};
+use meshloom_models::parameters::{LoadOptions, ParameterError, ParameterFile, load, save};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::generate::{ContinuedText, GenerateOptions, GeneratorOptions, Request, SamplingOptions};
-use meshloom_train::parameters::{LoadOptions, ParameterError, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
 use support::configs::{self, BOOK, DROPOUT, NARROW, ON_TOKENS, SHORT_RUN, TOKENIZER};

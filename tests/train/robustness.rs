@@ -5,8 +5,8 @@ use std::fs;
 use std::sync::OnceLock;
 
 use meshloom::ir::{DType, Literal, TensorType};
+use meshloom_models::parameters::{LoadOptions, ParameterFile, save};
 use meshloom_train::config::RunConfig;
-use meshloom_train::parameters::{LoadOptions, ParameterFile, save};
 use meshloom_train::tokenizer::Tokenizer;
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -2,7 +2,7 @@
 
 use super::support::{Random, Raw, bits, cut, folder, index, message, open, serialized, weights};
 use half::{bf16, f16};
-use meshloom_weights::{Encoding, whole};
+use meshloom_models::weights::{Encoding, whole};
 use safetensors::Dtype;
 
 /// Returns the numbers of a tensor of floats, decoded by other means.

@@ -1,6 +1,6 @@
 //! Buffers for tensors.
 
-use meshloom_weights::internals::buffer;
+use meshloom_models::internals::buffer;
 
 #[test]
 fn more_than_memory_holds() {

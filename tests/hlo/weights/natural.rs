@@ -1,6 +1,6 @@
 //! The order of names.
 
-use meshloom_weights::internals::natural;
+use meshloom_models::internals::natural;
 
 #[test]
 fn numbers_in_names_are_compared_as_numbers() {

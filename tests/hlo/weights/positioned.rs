@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use meshloom_weights::internals::{read_exact_at, seeking, write_all_at};
+use meshloom_models::internals::{read_exact_at, seeking, write_all_at};
 
 #[test]
 fn both_ways_do_the_same() {

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use meshloom_weights::internals::{elements, fits, index, runs};
-use meshloom_weights::whole;
+use meshloom_models::internals::{elements, fits, index, runs};
+use meshloom_models::weights::whole;
 
 #[test]
 fn runs_are_as_long_as_they_can_be() {

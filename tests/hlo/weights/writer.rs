@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::support::{Random, Raw, file, folder, message, open};
-use meshloom_weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, WeightsWriter, whole};
+use meshloom_models::weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, WeightsWriter, whole};
 use safetensors::{Dtype, SafeTensors};
 
 const INDEX: &str = "model.safetensors.index.json";

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::ModelFiles;
 use super::folder::{self, Directory, Keep, Observer};
 use super::read::PARAMS;
 use super::snapshot::Snapshot;
@@ -15,6 +14,7 @@ use crate::peers::Peers;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
+use meshloom_models::published::ModelFiles;
 
 /// Writes checkpoints to a directory, one at a time, beside the training. No other process may write there meanwhile.
 ///

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::parameters::list;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::PjrtError;
+use meshloom_models::parameters::list;
 
 /// An error in reading or writing a checkpoint.
 #[derive(thiserror::Error)]

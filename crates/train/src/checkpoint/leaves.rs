@@ -6,10 +6,11 @@ use std::sync::Arc;
 use super::folder::{self, Directory, Observer};
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
-use super::{About, CheckpointError, ModelFiles, form};
+use super::{About, CheckpointError, form};
 use crate::peers::Peers;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
+use meshloom_models::published::ModelFiles;
 
 /// Writes some values as a checkpoint of their own, the only one in its directory.
 pub(crate) fn write_leaves(

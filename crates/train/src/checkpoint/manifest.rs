@@ -5,13 +5,13 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::model_files::is_kept;
 use super::{CheckpointError, FORMAT, RecordedConfig, VERSION};
 use crate::data::DataDigest;
 use crate::model_folder::MODEL;
 use meshloom::hlo::files;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::{ShardBox, ShardLayout};
+use meshloom_models::published::is_kept;
 
 /// The longest manifest that is read: some million pieces.
 const MAX_MANIFEST_BYTES: u64 = 1 << 30;

@@ -309,12 +309,17 @@ impl ParameterLeaves<'_> {
     }
 
     /// A box of a parameter of these dimensions, in the type that it is stored in.
-    pub(crate) fn read_part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, CheckpointError> {
+    pub(crate) fn read_part(
+        &self,
+        path: &str,
+        dims: &[usize],
+        shard: &[Range<usize>],
+    ) -> Result<Literal, CheckpointError> {
         let folder = self.checkpoint.folder.clone();
         let Some((_, leaf, stored)) = self.leaves.iter().find(|(own, ..)| own == path) else {
             return Err(CheckpointError::Missing { folder, path: path.to_owned(), suggestion: String::new() });
         };
-        let layout = ShardLayout::from_boxes(dims, vec![shard.clone()])?;
+        let layout = ShardLayout::from_boxes(dims, vec![shard.to_vec()])?;
         self.checkpoint.read_part(leaf, stored, &layout, 0)
     }
 }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::CheckpointError;
 use super::form::{Leaf, Segment};
 use super::manifest::{StoredLeaf, StoredPiece};
-use crate::parameters::stored_dtype;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, HostCopy, ShardLayout};
+use meshloom_models::parameters::stored_dtype;
 
 /// The values of a state. Each part is there once.
 #[derive(Debug)]

@@ -11,15 +11,15 @@ use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, sync_folder};
 use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
-use super::model_files::{ModelFile, ModelFiles};
 use super::snapshot::{Piece, Pieces, Snapshot};
 use super::{CheckpointError, MANIFEST, Phase, SUMS};
 use crate::data::{DataDigest, hex};
 use crate::model_folder::MODEL;
-use crate::parameters;
 use crate::peers::Peers;
 use meshloom::hlo::all_finite;
 use meshloom::pjrt::runs;
+use meshloom_models::parameters;
+use meshloom_models::published::{ModelFile, ModelFiles};
 
 /// The number of bytes that are handed to the system at once.
 const BUFFER_BYTES: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! Rows of text, continued together.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use super::lowering::Lowering;
 use super::{GenerateError, GeneratorOptions, SamplingOptions};
@@ -10,7 +10,7 @@ use crate::run::{execute, laid_out_for};
 use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program};
 use meshloom::ir::{InternalError, Literal};
-use meshloom::pjrt::{Array, Client, ShardBox};
+use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{LayerPath, Tree};
 use meshloom_nn::{DecoderConfig, GeneratingDecoder};
 
@@ -116,7 +116,7 @@ impl Generator {
         decoder: &DecoderConfig,
         lowering: &LowerOptions<'_>,
         options: GeneratorOptions,
-        read: impl Fn(&str, &[usize], &ShardBox) -> Result<Literal, Error>,
+        read: impl Fn(&str, &[usize], &[Range<usize>]) -> Result<Literal, Error>,
     ) -> Result<Generator, Error> {
         let GeneratorOptions { rows, capacity, .. } = options;
         if rows == 0 || capacity == 0 {
@@ -267,7 +267,7 @@ impl Generator {
 fn put_params(
     lowering: &Lowering,
     program: &Program,
-    read: impl Fn(&str, &[usize], &ShardBox) -> Result<Literal, Error>,
+    read: impl Fn(&str, &[usize], &[Range<usize>]) -> Result<Literal, Error>,
 ) -> Result<Vec<Array>, Error> {
     let declared = lowering.decoder.parameters();
     let mut order: Vec<(usize, String)> = declared.paths().into_iter().enumerate().collect();

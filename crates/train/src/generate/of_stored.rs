@@ -35,7 +35,7 @@ impl StoredModel {
         let lowering = LowerOptions { sharding, ..config.lower_options(client.platform()) };
         let declared = GeneratingDecoder::new(&decoder, options.capacity).config().parameters();
         let source = self.source(&declared)?;
-        let read = |path: &str, dims: &[usize], shard: &_| source.part(path, dims, shard);
+        let read = |path: &str, dims: &[usize], shard: &[_]| source.part(path, dims, shard);
         Generator::new(client, &decoder, &lowering, options, read).map_err(|error| config.compile_error(error))
     }
 

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use meshloom::trace::{Param, Tree};
 
-use super::PublishedWeights;
 use super::parameter_source::Source;
 use crate::Error;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Fallback};
 use crate::config::{ConfigError, RunConfig, invalid};
-use crate::families::Published;
 use crate::model_folder::{TOKENIZER, is_published};
+use meshloom_models::families::Published;
+use meshloom_models::published::{ModelFiles, PublishedWeights};
+use meshloom_models::weights::WeightsError;
 
 /// The keys of one device, on which a model is used unless the caller gives a mesh.
 const ONE_DEVICE: [&str; 3] = ["mesh.axes=data=1", "target.devices=1", "target.processes=1"];
@@ -152,6 +153,14 @@ fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Err
 }
 
 impl RunConfig {
+    /// The files of `model.config` beside the weights, which checkpoints of the run keep.
+    pub(crate) fn model_files(&self) -> Result<ModelFiles, WeightsError> {
+        match self.model.config.as_str() {
+            "" => Ok(ModelFiles::default()),
+            folder => ModelFiles::read(Path::new(folder)),
+        }
+    }
+
     /// Returns the folder that `train.init` names, if it names one.
     pub(crate) fn initial_parameters(&self) -> Result<Option<ModelFolder>, Error> {
         match self.train.init.as_str() {

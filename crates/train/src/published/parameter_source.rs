@@ -1,15 +1,16 @@
 //! New parameters for a state on the devices: each device's part is read on its own, so the host never has a whole one.
 
+use std::ops::Range;
 use std::path::Path;
 
-use super::PublishedWeights;
 use crate::Error;
 use crate::checkpoint::{Checkpoint, ParameterLeaves};
-use crate::parameters::{self, LoadOptions, ParameterFile};
 use meshloom::compile::Program;
 use meshloom::ir::{DType, InternalError, Literal};
-use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox};
+use meshloom::pjrt::{Array, ArraySpec, Client};
 use meshloom::trace::{LayerPath, MapTree, Param, Tree};
+use meshloom_models::parameters::{self, LoadOptions, ParameterFile};
+use meshloom_models::published::{ModelFiles, PublishedWeights};
 
 /// The prefixes of the paths of parameters in the state of a run, each with whether a dimension over replicas stands
 /// before theirs.
@@ -50,7 +51,7 @@ impl<'a> Source<'a> {
     }
 
     /// A box of a parameter of these dimensions, in the type that it is stored in.
-    pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
+    pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &[Range<usize>]) -> Result<Literal, Error> {
         Ok(match self {
             Source::File(file) => file.read_part(path, shard)?,
             Source::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
@@ -72,6 +73,14 @@ impl Source<'_> {
             })
         };
         named.zip(program.inputs()).map(put).collect()
+    }
+
+    /// The files of the model, with the types of published tensors.
+    pub(crate) fn with_dtypes(&self, files: ModelFiles) -> ModelFiles {
+        match self {
+            Source::Published(weights) => weights.with_dtypes(files),
+            _ => files,
+        }
     }
 
     /// The type in which a parameter is stored.
@@ -116,7 +125,7 @@ fn read_like(
     Array::put_parts(client, ty.clone(), layout, &devices, |index| {
         let own = layout.value_part(index);
         let (replicas, shard) = own.split_at(replica_dims);
-        let part = source.part(path, dims, &shard.into())?.convert(ty.dtype);
+        let part = source.part(path, dims, shard)?.convert(ty.dtype);
         Ok(replicas.iter().fold(part, |part, replicas| part.repeated(replicas.len())))
     })
 }

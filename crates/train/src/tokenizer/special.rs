@@ -7,7 +7,7 @@ use meshloom::hlo::files;
 use serde_json::{Map, Value};
 
 use super::{Tokenizer, TokenizerError};
-use crate::families::json::Unambiguous;
+use meshloom_models::families::json::Unambiguous;
 
 /// The tokens that begin and end a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

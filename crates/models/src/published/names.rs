@@ -1,8 +1,7 @@
 //! The names of tensors in a folder: those of a decoder by itself, or within a model that also sees.
 
-use meshloom_weights::{Tensor, Weights};
-
 use crate::families::Published;
+use crate::weights::{Tensor, Weights};
 
 /// The prefixes of the names of a decoder's tensors where it is a part of a larger model. They stand in place of
 /// `model.` and of no prefix. The first pair is as published, the second as transformers 5 writes it.

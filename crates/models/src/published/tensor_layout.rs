@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use meshloom_weights::whole;
-
 use crate::families::{Form, Part};
+use crate::weights::whole;
 
 /// Side of a tile, in elements: the lines of both sides of a transposition stay in the cache.
 const TILE: usize = 64;

@@ -117,7 +117,7 @@ impl From<PjrtError> for ParameterError {
 }
 
 /// The first few names, and how many more.
-pub(crate) fn list(names: &[String]) -> String {
+pub fn list(names: &[String]) -> String {
     const SHOWN: usize = 5;
     let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(SHOWN) {
@@ -145,11 +145,13 @@ const DTYPES: [(&str, Dtype); 15] = [
     ("u8", Dtype::U8),
 ];
 
-pub(crate) fn stored_dtype(dtype: DType) -> Option<Dtype> {
+/// The type of a file that holds elements of this type.
+pub fn stored_dtype(dtype: DType) -> Option<Dtype> {
     DTYPES.iter().find(|(name, _)| *name == dtype.name()).map(|&(_, stored)| stored)
 }
 
-pub(crate) fn own_dtype(stored: Dtype) -> Option<DType> {
+/// The type of elements of this type of a file.
+pub fn own_dtype(stored: Dtype) -> Option<DType> {
     DTYPES.iter().find(|&&(_, dtype)| dtype == stored).and_then(|(name, _)| DType::from_name(name))
 }
 
@@ -230,7 +232,7 @@ where
 }
 
 /// As [`save`], of arrays, each converted to the type that is declared for it.
-pub(crate) fn save_as(
+pub fn save_as(
     file: &Path,
     tree: &impl Tree<Leaf = Array>,
     declared: &impl Tree<Leaf = Param>,
@@ -305,12 +307,12 @@ fn temporary_beside(file: &Path) -> Result<tempfile::NamedTempFile, ParameterErr
 
 /// The order of tensors in a file: the widest types first, so that every tensor is aligned; as the safetensors crate
 /// does.
-pub(crate) fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
+pub fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
     leaves.sort_by(|(left, left_path, _), (right, right_path, _)| right.cmp(left).then(left_path.cmp(right_path)));
 }
 
 /// The header of a file with these tensors in this order, padded to a multiple of 8 bytes.
-pub(crate) fn header<'a>(
+pub fn header<'a>(
     file: &Path,
     tensors: impl Iterator<Item = (Dtype, &'a String, TensorType)>,
 ) -> Result<Vec<u8>, ParameterError> {
@@ -484,7 +486,7 @@ impl ParameterFile {
 }
 
 /// Opens a file that has the parameters of a tree, and no others.
-pub(crate) fn open_for<T>(file: &Path, tree: &T, options: LoadOptions) -> Result<ParameterFile, ParameterError>
+pub fn open_for<T>(file: &Path, tree: &T, options: LoadOptions) -> Result<ParameterFile, ParameterError>
 where
     T: Tree,
     T::Leaf: Typed + Clone,

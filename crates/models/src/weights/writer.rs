@@ -5,17 +5,17 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use meshloom_hlo::suggest::did_you_mean;
+use meshloom::hlo::suggest::did_you_mean;
 use safetensors::Dtype;
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
-use crate::error::WeightsError;
-use crate::files::{INDEX, SINGLE};
-use crate::header::{self, byte_count};
-use crate::json::METADATA;
-use crate::natural::natural;
-use crate::positioned::write_all_at;
+use super::error::WeightsError;
+use super::files::{INDEX, SINGLE};
+use super::header::{self, byte_count};
+use super::json::METADATA;
+use super::natural::natural;
+use super::positioned::write_all_at;
 
 /// The most bytes of tensors in a file, as transformers has it by default: 5 GB.
 pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
@@ -39,7 +39,7 @@ pub struct TensorSpec {
 ///
 /// Until [`finish`](Self::finish) the files have other names (`.model.safetensors.unfinished`), and a writer that is
 /// dropped deletes them. `finish` waits until they are on the disk and gives them their names, the index last. So a
-/// folder that [`Weights::open`](crate::Weights::open) accepts is complete, whenever the process or the machine stops.
+/// folder that [`Weights::open`](super::Weights::open) accepts is complete, whenever the process or the machine stops.
 #[derive(Debug)]
 pub struct WeightsWriter {
     folder: PathBuf,

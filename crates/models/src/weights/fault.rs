@@ -2,7 +2,7 @@
 
 use std::io;
 
-use meshloom_hlo::message::counted;
+use meshloom::hlo::message::counted;
 use safetensors::Dtype;
 
 /// The longest header, 100 MB, as in the `safetensors` crate: a longer one is an attack, or the file is not a
@@ -245,6 +245,6 @@ pub enum QuantizationFault {
     },
 }
 
-meshloom_hlo::debug_is_message!(FileFault);
-meshloom_hlo::debug_is_message!(IndexFault);
-meshloom_hlo::debug_is_message!(QuantizationFault);
+meshloom::hlo::debug_is_message!(FileFault);
+meshloom::hlo::debug_is_message!(IndexFault);
+meshloom::hlo::debug_is_message!(QuantizationFault);

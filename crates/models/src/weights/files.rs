@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Deserialize;
 
-use crate::decode;
-use crate::error::WeightsError;
-use crate::fault::{IndexFault, MAX_HEADER_BYTES};
-use crate::header::{self, Stored};
-use crate::json::Entries;
-use crate::positioned::read_exact_at;
-use crate::region;
+use super::decode;
+use super::error::WeightsError;
+use super::fault::{IndexFault, MAX_HEADER_BYTES};
+use super::header::{self, Stored};
+use super::json::Entries;
+use super::positioned::read_exact_at;
+use super::region;
 
 /// The file of weights that are in one.
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -196,7 +196,7 @@ fn is_plain(name: &str) -> bool {
 /// Opens a file. Returns its length as well.
 fn open(path: &Path) -> Result<(File, u64), WeightsError> {
     let failed = |source| unreadable(path, source);
-    let file = meshloom_hlo::files::open(path).map_err(|error| match error.kind() {
+    let file = meshloom::hlo::files::open(path).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidInput => WeightsError::NotAFile { path: path.to_owned() },
         _ => failed(error),
     })?;

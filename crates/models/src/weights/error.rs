@@ -4,11 +4,11 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use meshloom_hlo::message::listed;
+use meshloom::hlo::message::listed;
 use safetensors::Dtype;
 
-use crate::fault::{FileFault, IndexFault, MAX_HEADER_BYTES, QuantizationFault};
-use crate::tensor::Encoding;
+use super::fault::{FileFault, IndexFault, MAX_HEADER_BYTES, QuantizationFault};
+use super::tensor::Encoding;
 
 /// An error of weights.
 #[derive(thiserror::Error)]
@@ -225,7 +225,7 @@ pub enum WeightsError {
     },
 }
 
-meshloom_hlo::debug_is_message!(WeightsError);
+meshloom::hlo::debug_is_message!(WeightsError);
 
 fn misfits(unused: &[String], missing: &[String], repeated: &[String]) -> String {
     let said = [("unused", unused), ("missing", missing), ("used more than once", repeated)];

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use crate::decode::{E2M1, e8m0};
-use crate::error::WeightsError;
-use crate::files::{Files, buffer};
-use crate::header::Stored;
-use crate::region;
-use crate::tensor::{MXFP4_BYTES, MXFP4_ELEMENTS};
+use super::decode::{E2M1, e8m0};
+use super::error::WeightsError;
+use super::files::{Files, buffer};
+use super::header::Stored;
+use super::region;
+use super::tensor::{MXFP4_BYTES, MXFP4_ELEMENTS};
 
 /// Reads a box of a tensor in FP8: each element is its value times the scale of its block. Values and box are `[..,
 /// rows, columns]`.

@@ -10,9 +10,9 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
 use serde::{Deserialize, Serialize};
 
-use crate::fault::{FileFault, MAX_HEADER_BYTES};
-use crate::json::{Entries, METADATA};
-use crate::positioned::read_exact_at;
+use super::fault::{FileFault, MAX_HEADER_BYTES};
+use super::json::{Entries, METADATA};
+use super::positioned::read_exact_at;
 
 /// The bytes that hold the length of the header.
 const LENGTH_BYTES: u64 = 8;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use wildmatch::WildMatch;
 
-use crate::error::WeightsError;
-use crate::natural::natural;
+use super::error::WeightsError;
+use super::natural::natural;
 
 /// A ledger of the tensors of a folder that a model has used. The weights are those of the model if it uses each tensor
 /// once, apart from those that are skipped on purpose.
 ///
 /// ```no_run
-/// # use meshloom_weights::{FP8_BLOCK, Weights, WeightsError};
+/// # use meshloom_models::weights::{FP8_BLOCK, Weights, WeightsError};
 /// let weights = Weights::open("checkpoint".as_ref(), FP8_BLOCK)?;
 /// let mut ledger = weights.ledger();
 /// ledger.skip("*.rotary_emb.inv_freq");

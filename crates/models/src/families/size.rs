@@ -7,13 +7,13 @@ use super::fields::Fields;
 
 /// So many parameters of eight bytes, with two moments each, have sizes in bytes that fit in 63 bits. Far more than any
 /// model has.
-pub(crate) const MOST_PARAMETERS: u128 = 1 << 56;
+pub const MOST_PARAMETERS: u128 = 1 << 56;
 
 /// The most experts, of all layers together: each has tensors of its own. The largest models have some 25,000.
-pub(crate) const MOST_EXPERTS: usize = 1 << 20;
+pub const MOST_EXPERTS: usize = 1 << 20;
 
 /// The widest head: positions turn it by a table of as many numbers. Real ones have some hundreds.
-pub(crate) const MOST_HEAD_DIM: usize = 1 << 16;
+pub const MOST_HEAD_DIM: usize = 1 << 16;
 
 /// Refuses a model whose sizes have products that overflow. Each size is below 2^31, so products of four fit here.
 pub(super) fn check(fields: &Fields<'_>, architecture: &Architecture) -> Result<(), FamilyError> {
@@ -35,14 +35,14 @@ pub(super) fn check(fields: &Fields<'_>, architecture: &Architecture) -> Result<
 }
 
 /// The experts of all layers.
-pub(crate) fn expert_count(architecture: &Architecture) -> usize {
+pub fn expert_count(architecture: &Architecture) -> usize {
     let of = |layer: &LayerConfig| layer.routed().map_or(0, |routed| routed.experts);
     let layers = architecture.stack.layers().chain(&architecture.further);
     layers.fold(0, |sum: usize, layer| sum.saturating_add(of(layer)))
 }
 
 /// The elements of a model's matrices, at most.
-pub(crate) fn parameter_bound(architecture: &Architecture) -> u128 {
+pub fn parameter_bound(architecture: &Architecture) -> u128 {
     let embed = architecture.embed as u128;
     let layers: u128 = architecture.stack.layers().map(|layer| of_layer(layer, embed)).sum();
     let further: u128 = architecture.further.iter().map(|layer| of_layer(layer, embed) + 2 * embed * embed).sum();

@@ -12,7 +12,7 @@ use super::keys::{Key, Null};
 const LAYERS: &str = "num_hidden_layers";
 
 /// More layers than any model has.
-pub(crate) const MOST_LAYERS: usize = 1000;
+pub const MOST_LAYERS: usize = 1000;
 
 /// The keys of a `config.json`, or of a section in it.
 #[derive(Clone, Debug)]

@@ -1,23 +1,20 @@
-#![doc = include_str!("../README.md")]
-// A library neither panics nor prints.
-#![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
+//! Folders of safetensors files: read by range, checked, dequantized, written.
 
-mod natural;
-mod region;
-mod positioned;
-mod decode;
+pub(crate) mod decode;
+mod error;
+mod fault;
+pub(crate) mod files;
+pub(crate) mod header;
 mod json;
-mod header;
-mod files;
-#[doc(hidden)]
-pub mod internals;
-mod tensor;
-mod quantized;
 mod ledger;
+pub(crate) mod natural;
+pub(crate) mod positioned;
+mod quantized;
+pub(crate) mod region;
+mod tensor;
+#[expect(clippy::module_inception)]
 mod weights;
 mod writer;
-mod fault;
-mod error;
 
 pub use error::WeightsError;
 pub use fault::{FileFault, IndexFault, QuantizationFault};

@@ -8,26 +8,30 @@
 mod common;
 mod deepseek_v3;
 mod error;
-pub(crate) mod fields;
+mod fields;
 mod gemma2;
 mod gemma3;
 mod gpt_oss;
-pub(crate) mod json;
+pub mod json;
 mod keys;
 mod llama;
 mod mistral;
 mod presets;
 mod qwen2;
 mod qwen3;
-pub(crate) mod size;
+pub mod size;
 mod tensors;
 
 pub use error::FamilyError;
+pub use fields::MOST_LAYERS;
 pub use presets::{PRESETS, preset};
 pub(crate) use tensors::Form;
 pub use tensors::{Part, TensorsOf};
 
 use std::path::Path;
+
+/// The file that describes a published model.
+pub const CONFIG: &str = "config.json";
 
 use fields::Fields;
 use json::Unambiguous;
@@ -119,6 +123,8 @@ pub struct Published {
     pub text: String,
     /// Keys of the file, with their sections, that neither the family nor the list of those without effect knows.
     pub unknown_keys: Vec<String>,
+    /// The block of an FP8 checkpoint, in rows and columns, if the file says.
+    pub(crate) fp8_block: Option<[usize; 2]>,
     names: Names,
 }
 
@@ -171,7 +177,7 @@ impl Published {
     /// # Errors
     /// The file cannot be read, its `model_type` is unknown, or it asks for what is not computed here.
     pub fn open(folder: &Path) -> Result<Published, FamilyError> {
-        let path = folder.join("config.json");
+        let path = folder.join(CONFIG);
         let text = files::read_text(&path, files::SETTINGS_BYTES)
             .map_err(|source| FamilyError::Read { path: path.clone(), source })?;
         Published::parse(&path.display().to_string(), &text)
@@ -193,26 +199,6 @@ impl Published {
         }
     }
 
-    /// The block of an FP8 checkpoint, in rows and columns, if the file says.
-    ///
-    /// # Errors
-    /// The file says something other than two counts.
-    pub(crate) fn fp8_block(&self) -> Result<Option<[usize; 2]>, FamilyError> {
-        let object = self.object();
-        let block = object.get("quantization_config").and_then(|section| section.get("weight_block_size"));
-        let Some(block) = block.filter(|block| !block.is_null()) else { return Ok(None) };
-        let sizes: Option<Vec<usize>> = serde_json::from_value(block.clone()).ok();
-        match sizes.as_deref() {
-            Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok(Some([rows, columns])),
-            _ => Err(FamilyError::Wrong {
-                file: "config.json".to_owned(),
-                key: "quantization_config.weight_block_size".to_owned(),
-                found: block.to_string(),
-                expected: "a list of two integers of at least 1".to_owned(),
-            }),
-        }
-    }
-
     /// The model with the layers that predict further tokens, or without: its tensors are those of its parameters.
     #[must_use]
     pub fn predicting_further(&self, predicts: bool) -> Published {
@@ -220,7 +206,7 @@ impl Published {
     }
 
     /// Returns the architecture, with or without the layers that predict further tokens.
-    pub(crate) fn architecture_predicting_further(&self, predicts: bool) -> Architecture {
+    pub fn architecture_predicting_further(&self, predicts: bool) -> Architecture {
         let further = if predicts { self.further.clone() } else { Vec::new() };
         Architecture { further, ..self.architecture.clone() }
     }
@@ -294,7 +280,7 @@ impl Published {
             true => fields.count_or_null(MAX_LENGTH)?,
             false => None,
         };
-        let dtype = dtype(fields)?;
+        let (dtype, fp8_block) = (dtype(fields)?, fp8_block(fields)?);
         let mut unknown_keys = fields.unused();
         unknown_keys.retain(|key| {
             let key = key.strip_prefix("text_config.").unwrap_or(key);
@@ -308,6 +294,7 @@ impl Published {
             dtype,
             text: String::new(),
             unknown_keys,
+            fp8_block,
             names: family.names,
         })
     }
@@ -344,6 +331,18 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<DType>, FamilyError> {
         Some("float32") => Some(DType::F32),
         _ => None,
     })
+}
+
+fn fp8_block(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, FamilyError> {
+    let Some(section) = fields.section("quantization_config")? else { return Ok(None) };
+    section.use_all();
+    match section.numbers("weight_block_size")?[..] {
+        [] => Ok(None),
+        [rows, columns] if rows > 0 && columns > 0 => Ok(Some([rows, columns])),
+        ref found => {
+            Err(section.wrong("weight_block_size", &format!("{found:?}"), "a list of two integers of at least 1"))
+        }
+    }
 }
 
 /// The `model_type` of models whose decoder is in `text_config`, and that decoder's family.

@@ -4,10 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meshloom::hlo::files;
-use meshloom_weights::WeightsError;
 
-use super::CheckpointError;
-use crate::config::RunConfig;
+use crate::weights::WeightsError;
 
 /// Ends of the names of files with weights, whatever their format.
 const WEIGHTS: [&str; 11] = [
@@ -34,9 +32,11 @@ pub struct ModelFiles(Vec<ModelFile>);
 
 /// A file of a published model.
 #[derive(Clone, Debug)]
-pub(crate) struct ModelFile {
-    pub(crate) name: String,
-    pub(crate) bytes: Arc<[u8]>,
+pub struct ModelFile {
+    /// Its name.
+    pub name: String,
+    /// Its contents.
+    pub bytes: Arc<[u8]>,
 }
 
 impl ModelFiles {
@@ -44,8 +44,8 @@ impl ModelFiles {
     ///
     /// # Errors
     /// One cannot be read.
-    pub fn read(folder: &Path) -> Result<ModelFiles, CheckpointError> {
-        let unreadable = |path: &Path, source| CheckpointError::Read { path: path.to_owned(), source };
+    pub fn read(folder: &Path) -> Result<ModelFiles, WeightsError> {
+        let unreadable = |path: &Path, source| WeightsError::Read { path: path.to_owned(), source };
         let mut files = Vec::new();
         for entry in std::fs::read_dir(folder).map_err(|source| unreadable(folder, source))? {
             let path = entry.map_err(|source| unreadable(folder, source))?.path();
@@ -86,23 +86,13 @@ impl ModelFiles {
     }
 
     /// The files, by name.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &ModelFile> {
+    pub fn iter(&self) -> impl Iterator<Item = &ModelFile> {
         self.0.iter()
     }
 }
 
-impl RunConfig {
-    /// The files of `model.config` beside the weights, which checkpoints of the run keep.
-    pub(crate) fn model_files(&self) -> Result<ModelFiles, CheckpointError> {
-        match self.model.config.as_str() {
-            "" => Ok(ModelFiles::default()),
-            folder => ModelFiles::read(Path::new(folder)),
-        }
-    }
-}
-
 /// Says whether a file of this name is kept.
-pub(super) fn is_kept(name: &str) -> bool {
+pub fn is_kept(name: &str) -> bool {
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     is_plain && !name.starts_with('.') && !WEIGHTS.iter().any(|end| name.ends_with(end))
 }

@@ -1,15 +1,17 @@
-//! A checkpoint of the parameters of a published model.
+//! A checkpoint of the parameters of a published model, and a published model of those of a checkpoint.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meshloom::trace::{LayerPath, MapTree, Param};
+use meshloom_models::families::Published;
+use meshloom_models::published::{self, ExportOptions, Exported, ModelFiles, PublishedWeights};
 use meshloom_nn::DecoderConfig;
 
-use super::{PublishedWeights, StoredModel};
+use super::StoredModel;
 use crate::Error;
-use crate::checkpoint::{self, About, CheckpointError, DataPosition, ModelFiles, ParameterSource, RecordedConfig};
-use crate::families::Published;
+use crate::checkpoint::{self, About, CheckpointError, DataPosition, ParameterSource, RecordedConfig};
+use crate::config::invalid;
 
 /// The result of an import.
 #[derive(Clone, Debug)]
@@ -67,4 +69,23 @@ pub fn import(folder: impl AsRef<Path>, directory: impl AsRef<Path>, overrides: 
     let leaves = meshloom::trace::Tree::leaves(&declared);
     let parameters = leaves.iter().map(|param: &Param| param.spec.ty.element_count()).sum();
     Ok(Imported { folder: written, parameters, skipped: weights.skipped().to_vec() })
+}
+
+/// Writes the model of a checkpoint to a folder that has no weights, as transformers reads it: `config.json`, the other
+/// files of the published model, and safetensors. One tensor at a time is in memory.
+///
+/// # Errors
+/// The model is not one of `model.preset` or `model.config`; the checkpoint cannot be read; or the folder cannot be
+/// written.
+pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOptions) -> Result<Exported, Error> {
+    let config = &model.config;
+    let Some(published) = &config.published_in_use() else {
+        let reason = "only models of model.preset or model.config have a form that transformers reads";
+        return Err(config.placed(invalid("model.family", config.model.family.name(), reason)).into());
+    };
+    let decoder = DecoderConfig { scan_layers: false, ..DecoderConfig::new(published.architecture.clone()) };
+    let source = model.source(&decoder.parameters())?;
+    let files = source.with_dtypes(config.model_files()?);
+    let part = |path: &str, dims: &[usize], region: &[_]| source.part(path, dims, region);
+    published::export(published, (folder.as_ref(), files), options, |path| source.dtype(path), part)
 }

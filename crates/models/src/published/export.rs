@@ -1,25 +1,19 @@
-//! Writes the parameters of a checkpoint as transformers reads them.
+//! Writes the parameters of a model as transformers reads them.
 
 use std::collections::HashMap;
 use std::iter::once;
 use std::ops::Range;
 use std::path::Path;
 
-use meshloom::ir::{DType, TensorType};
+use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::trace::{LayerNumbers, LayerPath};
-use meshloom_nn::DecoderConfig;
-use meshloom_weights::{MAX_SHARD_BYTES, TensorSpec, WeightsWriter};
 use serde_json::Value;
 
 use super::dtypes::{DTYPES, Dtypes};
-use super::parameter_source::Source;
-use super::{StoredModel, tensor_layout};
-use crate::Error;
-use crate::checkpoint::ModelFiles;
-use crate::config::invalid;
-use crate::families::{Part, Published, TensorsOf};
-use crate::model_folder::CONFIG;
-use crate::parameters::{ParameterError, stored_dtype};
+use super::{ModelFiles, tensor_layout};
+use crate::families::{CONFIG, Part, Published, TensorsOf};
+use crate::parameters::stored_dtype;
+use crate::weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, WeightsWriter, whole};
 
 /// How parameters are written.
 #[derive(Clone, Copy, Debug)]
@@ -61,32 +55,27 @@ struct Share<'p> {
     index: Option<usize>,
 }
 
-/// Writes the model of a checkpoint to a folder that has no weights, as transformers reads it: `config.json`, the other
-/// files of the published model, and safetensors. One tensor at a time is in memory.
+/// Writes a model to a folder that has no weights, as transformers reads it: `config.json`, the other files of the
+/// published model, and safetensors. One tensor at a time is in memory.
+///
+/// Parameters are asked for by their paths in a decoder whose layers are each by itself: `dtype` says the type in which
+/// one is stored, and `part` gives a box of one of these dimensions, in any type.
 ///
 /// # Errors
-/// The model is not one of `model.preset` or `model.config`; the checkpoint cannot be read; or the folder cannot be
-/// written.
-pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOptions) -> Result<Exported, Error> {
-    let folder = folder.as_ref();
-    let config = &model.config;
-    let Some(published) = &config.published_in_use() else {
-        let reason = "only models of model.preset or model.config have a form that transformers reads";
-        return Err(config.placed(invalid("model.family", config.model.family.name(), reason)).into());
-    };
-    let decoder = DecoderConfig { scan_layers: false, ..DecoderConfig::new(published.architecture.clone()) };
-    let declared = decoder.parameters();
-    let source = model.source(&declared)?;
-    let model_files = config.model_files()?;
-    let dtypes = match &source {
-        Source::Published(weights) => Dtypes::read(&weights.with_dtypes(model_files.clone())),
-        _ => Dtypes::read(&model_files),
-    };
+/// A parameter cannot be read, or the folder cannot be written.
+pub fn export<E: From<WeightsError>>(
+    published: &Published,
+    (folder, model_files): (&Path, ModelFiles),
+    options: ExportOptions,
+    dtype: impl Fn(&str) -> Result<DType, E>,
+    part: impl Fn(&str, &[usize], &[Range<usize>]) -> Result<Literal, E>,
+) -> Result<Exported, E> {
+    let dtypes = Dtypes::read(&model_files);
     let parameters = published.tensors();
     let targets = targets(&parameters);
     let own = |target: &Target<'_>| match options.dtype {
         Some(dtype) => Ok(dtype),
-        None => dtype_of(target, dtypes.as_ref(), published, &source),
+        None => dtype_of(target, dtypes.as_ref(), published, &dtype),
     };
     let copies = published.copies();
     let names = |target: &Target<'_>| -> Vec<String> {
@@ -101,7 +90,7 @@ pub fn export(model: &StoredModel, folder: impl AsRef<Path>, options: ExportOpti
     let mut writer = WeightsWriter::create(folder, &specs, options.max_shard_bytes)?;
     let mut bytes = 0;
     for target in &targets {
-        let tensor = target.read(&source, own(target)?)?;
+        let tensor = target.read(own(target)?, &part)?;
         for name in names(target) {
             bytes += tensor.len() as u64;
             writer.write(&name, &tensor)?;
@@ -130,19 +119,24 @@ fn targets(parameters: &[TensorsOf]) -> Vec<Target<'_>> {
 }
 
 impl Target<'_> {
-    fn spec(&self, dtype: DType) -> Result<TensorSpec, Error> {
-        let unsupported = || ParameterError::Unsupported { path: self.name.to_owned(), dtype };
+    fn spec(&self, dtype: DType) -> Result<TensorSpec, WeightsError> {
+        let reason = "safetensors files have no such type; give another";
+        let unsupported = || WeightsError::Declared { tensor: self.name.to_owned(), reason };
         let stored = stored_dtype(dtype).ok_or_else(unsupported)?;
         Ok(TensorSpec { name: self.name.to_owned(), dtype: stored, shape: self.dims.to_vec() })
     }
 
     /// The bytes of the tensor, of this type.
-    fn read(&self, source: &Source<'_>, dtype: DType) -> Result<Vec<u8>, Error> {
+    fn read<E>(
+        &self,
+        dtype: DType,
+        part: impl Fn(&str, &[usize], &[Range<usize>]) -> Result<Literal, E>,
+    ) -> Result<Vec<u8>, E> {
         let size = dtype.byte_count();
         let ty = TensorType::new(dtype, self.dims);
         let mut tensor = vec![0; ty.byte_count()];
         for share in &self.shares {
-            let elements = source.part(&share.path(), &share.parameter.dims, &share.shard())?.convert(dtype);
+            let elements = part(&share.path(), &share.parameter.dims, &share.shard())?.convert(dtype);
             tensor_layout::put(share.part, elements.bytes(), size, &mut tensor);
         }
         Ok(tensor)
@@ -158,7 +152,7 @@ impl Share<'_> {
 
     /// The box of the parameter.
     fn shard(&self) -> Vec<Range<usize>> {
-        let mut shard = meshloom_weights::whole(&self.parameter.dims);
+        let mut shard = whole(&self.parameter.dims);
         if let (Some(index), Some(first)) = (self.index, shard.first_mut()) {
             *first = index..index + 1;
         }
@@ -167,12 +161,12 @@ impl Share<'_> {
 }
 
 /// The type that a tensor is written in.
-fn dtype_of(
+fn dtype_of<E>(
     target: &Target<'_>,
     known: Option<&Dtypes>,
     published: &Published,
-    source: &Source<'_>,
-) -> Result<DType, Error> {
+    stored: impl Fn(&str) -> Result<DType, E>,
+) -> Result<DType, E> {
     let is_choice_bias = || target.shares.iter().any(|share| share.parameter.name == CHOICE_BIAS);
     let said = known.and_then(|known| known.get(target.name));
     // Transformers keeps it in f32, whatever the file says of the model.
@@ -180,7 +174,7 @@ fn dtype_of(
     if let Some(dtype) = said {
         return Ok(dtype);
     }
-    let dtypes = target.shares.iter().map(|share| source.dtype(&share.path())).collect::<Result<Vec<_>, _>>()?;
+    let dtypes = target.shares.iter().map(|share| stored(&share.path())).collect::<Result<Vec<_>, _>>()?;
     let first = dtypes.first().copied().filter(|first| dtypes.iter().all(|dtype| dtype == first));
     Ok(first.unwrap_or(DType::F32))
 }

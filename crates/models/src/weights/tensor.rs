@@ -5,9 +5,9 @@ use std::fmt;
 
 use safetensors::Dtype;
 
-use crate::fault::QuantizationFault;
-use crate::header::{Stored, byte_count};
-use crate::natural::natural;
+use super::fault::QuantizationFault;
+use super::header::{Stored, byte_count};
+use super::natural::natural;
 
 /// A tensor of a model.
 #[derive(Debug)]

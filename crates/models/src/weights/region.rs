@@ -5,7 +5,7 @@ use std::ops::Range;
 /// The box that is the whole of a shape.
 ///
 /// ```
-/// assert_eq!(meshloom_weights::whole(&[2, 3]), [0..2, 0..3]);
+/// assert_eq!(meshloom_models::weights::whole(&[2, 3]), [0..2, 0..3]);
 /// ```
 pub fn whole(shape: &[usize]) -> Vec<Range<usize>> {
     shape.iter().map(|size| 0..*size).collect()

@@ -3,15 +3,15 @@
 use std::ops::Range;
 use std::path::Path;
 
-use meshloom_hlo::suggest::did_you_mean;
+use meshloom::hlo::suggest::did_you_mean;
 
-use crate::error::WeightsError;
-use crate::files::{Files, buffer, element_bytes};
-use crate::ledger::Ledger;
-use crate::natural::natural;
-use crate::quantized::{read_fp8_blocks, read_mxfp4};
-use crate::region;
-use crate::tensor::{Parts, Tensor, assemble};
+use super::error::WeightsError;
+use super::files::{Files, buffer, element_bytes};
+use super::ledger::Ledger;
+use super::natural::natural;
+use super::quantized::{read_fp8_blocks, read_mxfp4};
+use super::region;
+use super::tensor::{Parts, Tensor, assemble};
 
 /// The sizes of a block in FP8 where the `quantization_config.weight_block_size` of config.json does not say others.
 pub const FP8_BLOCK: [usize; 2] = [128, 128];
@@ -60,11 +60,12 @@ impl Weights {
     /// There is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, WeightsError> {
         let found = self.tensors.binary_search_by(|tensor| natural(tensor.name(), name));
-        found.map(|index| &self.tensors[index]).map_err(|_| WeightsError::Unknown {
-            folder: self.files.folder.clone(),
-            tensor: name.to_owned(),
-            suggestion: did_you_mean(name, self.tensors.iter().map(Tensor::name)),
-        })
+        found.map(|index| &self.tensors[index]).map_err(|_| self.unknown(name))
+    }
+
+    pub(crate) fn unknown(&self, name: &str) -> WeightsError {
+        let suggestion = did_you_mean(name, self.tensors.iter().map(Tensor::name));
+        WeightsError::Unknown { folder: self.files.folder.clone(), tensor: name.to_owned(), suggestion }
     }
 
     /// Checks that a tensor is of the shape that a model has for it.
@@ -99,7 +100,7 @@ impl Weights {
     }
 
     /// Reads a box of a tensor as numbers into `out`, in row-major order. The box has a range for each dimension of
-    /// [`Tensor::shape`]; [`whole`](crate::whole) is that of all elements. Quantized tensors are dequantized.
+    /// [`Tensor::shape`]; [`whole`](super::whole) is that of all elements. Quantized tensors are dequantized.
     ///
     /// It reads the bytes of the box and the scales that it needs, nothing else of the file, and apart from `out` holds
     /// a few hundred KiB at a time, or, of a quantized tensor, the scales of the box or 64 rows of its codes.

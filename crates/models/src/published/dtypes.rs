@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use meshloom::ir::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::ModelFiles;
+use super::ModelFiles;
 
 /// The file that records the types, among the files of a model. It is not a file of the published model, and it is not
 /// exported.

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use half::f16;
-use meshloom_hlo::F8E4M3FN;
+use meshloom::hlo::F8E4M3FN;
 use safetensors::Dtype;
 
 /// Writes the numbers that the bytes of the same number of elements stand for.

@@ -3,13 +3,13 @@
 
 use safetensors::Dtype;
 
-use crate::WeightsError;
-use crate::header::Stored;
+use crate::weights::WeightsError;
+use crate::weights::header::Stored;
 
-pub use crate::decode::{decoder, e8m0};
-pub use crate::natural::natural;
-pub use crate::positioned::{read_exact_at, seeking, write_all_at};
-pub use crate::region::{elements, fits, index, runs};
+pub use crate::weights::decode::{decoder, e8m0};
+pub use crate::weights::natural::natural;
+pub use crate::weights::positioned::{read_exact_at, seeking, write_all_at};
+pub use crate::weights::region::{elements, fits, index, runs};
 
 /// Allocates a buffer of zeros for the elements of a tensor of this name.
 ///
@@ -17,5 +17,5 @@ pub use crate::region::{elements, fits, index, runs};
 /// There is not enough memory.
 pub fn buffer(name: &str, length: usize) -> Result<Vec<f32>, WeightsError> {
     let tensor = Stored { name: name.to_owned(), dtype: Dtype::F32, shape: Vec::new(), file: 0, bytes: 0..0 };
-    crate::files::buffer(&tensor, length)
+    crate::weights::files::buffer(&tensor, length)
 }
