@@ -11,7 +11,7 @@ use meshloom_train::checkpoint::Checkpoint;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
 use meshloom_train::search::read_hardware;
-use meshloom_train::tokenizer::{SpecialTokens, Tokenizer};
+use meshloom_train::tokenizer::{Tokenizer, stop_tokens};
 use sha2::{Digest, Sha256};
 use support::random::Random;
 
@@ -116,7 +116,7 @@ pub fn run(reader: Reader, folder: &Path, random: &mut Random) -> Result<(), Str
             tokenizer.decode(&tokens);
             Ok(())
         }
-        Reader::Generation => SpecialTokens::open(folder, &Tokenizer::bytes()).map(drop).map_err(text),
+        Reader::Generation => stop_tokens(folder, &Tokenizer::bytes()).map(drop).map_err(text),
         Reader::Manifest | Reader::Sums => Checkpoint::open(folder).map(drop).map_err(text),
         Reader::Rules => {
             let source = format!("rules.file={:?}", path.display().to_string());

@@ -5,25 +5,23 @@
 //! ever finds half a file. Reading checks all names and types against the header before it reads data, then reads of
 //! one parameter at a time what each device holds.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use meshloom::hlo::files;
-use safetensors::tensor::{Metadata, TensorInfo};
-use safetensors::{Dtype, SafeTensorError};
-
+use meshloom::hlo::message::listed;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::pjrt::{Array, PjrtError, runs};
+use meshloom::pjrt::{Array, PjrtError};
 use meshloom::trace::{LeafCountError, MapTree, Param, TensorSpec, Tree};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
-/// The number of bytes of a file that are read at a time, where a part of a parameter is not in one piece.
-const BUFFER_BYTES: usize = 1 << 20;
-
-/// The longest header that is read: as the safetensors crate has it.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+use crate::weights::header::{self, Stored};
+use crate::weights::region::fits;
+use crate::weights::{FileFault, whole};
 
 /// An error of a parameter file.
 #[derive(thiserror::Error)]
@@ -45,12 +43,12 @@ pub enum ParameterError {
         source: io::Error,
     },
     /// The file is not a safetensors file, or it is damaged.
-    #[error("{file:?} is not a safetensors file, or damaged: {reason}")]
+    #[error("{file:?} is not a safetensors file, or damaged: {fault}")]
     Format {
         /// The file.
         file: PathBuf,
         /// The fault.
-        reason: String,
+        fault: Box<FileFault>,
     },
     /// The file lacks a parameter.
     #[error("{file:?} has no parameter {path}{suggestion}; the model and the file must have the same parameters")]
@@ -63,7 +61,10 @@ pub enum ParameterError {
         suggestion: String,
     },
     /// The file has parameters that the model lacks.
-    #[error("{file:?} has {} that the model lacks; the model and the file must have the same parameters", list(paths))]
+    #[error(
+        "{file:?} has {} that the model lacks; the model and the file must have the same parameters",
+        listed("parameter", paths)
+    )]
     Unexpected {
         /// The file.
         file: PathBuf,
@@ -116,94 +117,33 @@ impl From<PjrtError> for ParameterError {
     }
 }
 
-/// The first few names, and how many more.
-pub fn list(names: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(SHOWN) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
-}
-
-/// Element types by name, as far as both sides have them.
-const DTYPES: [(&str, Dtype); 15] = [
-    ("bf16", Dtype::BF16),
-    ("f16", Dtype::F16),
-    ("f32", Dtype::F32),
-    ("f64", Dtype::F64),
-    ("f8e4m3fn", Dtype::F8_E4M3),
-    ("f8e5m2", Dtype::F8_E5M2),
-    ("pred", Dtype::BOOL),
-    ("s16", Dtype::I16),
-    ("s32", Dtype::I32),
-    ("s64", Dtype::I64),
-    ("s8", Dtype::I8),
-    ("u16", Dtype::U16),
-    ("u32", Dtype::U32),
-    ("u64", Dtype::U64),
-    ("u8", Dtype::U8),
+/// Element types, as far as both sides have them.
+const DTYPES: [(DType, Dtype); 15] = [
+    (DType::BF16, Dtype::BF16),
+    (DType::F16, Dtype::F16),
+    (DType::F32, Dtype::F32),
+    (DType::F64, Dtype::F64),
+    (DType::F8E4M3FN, Dtype::F8_E4M3),
+    (DType::F8E5M2, Dtype::F8_E5M2),
+    (DType::Pred, Dtype::BOOL),
+    (DType::S16, Dtype::I16),
+    (DType::S32, Dtype::I32),
+    (DType::S64, Dtype::I64),
+    (DType::S8, Dtype::I8),
+    (DType::U16, Dtype::U16),
+    (DType::U32, Dtype::U32),
+    (DType::U64, Dtype::U64),
+    (DType::U8, Dtype::U8),
 ];
 
 /// The type of a file that holds elements of this type.
 pub fn stored_dtype(dtype: DType) -> Option<Dtype> {
-    DTYPES.iter().find(|(name, _)| *name == dtype.name()).map(|&(_, stored)| stored)
+    DTYPES.iter().find(|(own, _)| *own == dtype).map(|&(_, stored)| stored)
 }
 
 /// The type of elements of this type of a file.
 pub fn own_dtype(stored: Dtype) -> Option<DType> {
-    DTYPES.iter().find(|&&(_, dtype)| dtype == stored).and_then(|(name, _)| DType::from_name(name))
-}
-
-/// A leaf that says what type of value belongs at its place.
-pub trait Typed {
-    /// The type.
-    fn ty(&self) -> &TensorType;
-}
-
-impl Typed for Array {
-    fn ty(&self) -> &TensorType {
-        Array::ty(self)
-    }
-}
-
-impl Typed for Literal {
-    fn ty(&self) -> &TensorType {
-        Literal::ty(self)
-    }
-}
-
-impl Typed for Param {
-    fn ty(&self) -> &TensorType {
-        &self.spec.ty
-    }
-}
-
-impl Typed for TensorSpec {
-    fn ty(&self) -> &TensorType {
-        &self.ty
-    }
-}
-
-/// A leaf with a value that can be brought to the host.
-pub trait Gather: Typed {
-    /// The value.
-    ///
-    /// # Errors
-    /// The plugin fails.
-    fn gather(&self) -> Result<Literal, PjrtError>;
-}
-
-impl Gather for Array {
-    fn gather(&self) -> Result<Literal, PjrtError> {
-        self.get()
-    }
-}
-
-impl Gather for Literal {
-    fn gather(&self) -> Result<Literal, PjrtError> {
-        Ok(self.clone())
-    }
+    DTYPES.iter().find(|(_, dtype)| *dtype == stored).map(|&(own, _)| own)
 }
 
 /// The leaves of a tree by path.
@@ -212,7 +152,7 @@ where
     T::Leaf: Clone,
 {
     let named: Vec<(String, T::Leaf)> = tree.paths().into_iter().zip(tree.leaves()).collect();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     match named.iter().find(|(path, _)| path.is_empty() || !seen.insert(path.as_str())) {
         Some((path, _)) => Err(ParameterError::Path { path: path.clone() }),
         None => Ok(named),
@@ -222,62 +162,45 @@ where
 /// Writes the parameters of a tree to a file, replacing it as a whole or not at all.
 ///
 /// # Errors
-/// A path names no parameter or two, an element type has no place in such files, the plugin fails, or the file cannot
-/// be written.
-pub fn save<T: Tree>(file: impl AsRef<Path>, tree: &T) -> Result<(), ParameterError>
-where
-    T::Leaf: Gather + Clone,
-{
-    save_leaves(file.as_ref(), named_leaves(tree)?)
+/// A path names no parameter or two, an element type has no place in such files, or the file cannot be written.
+pub fn save(file: impl AsRef<Path>, tree: &impl Tree<Leaf = Literal>) -> Result<(), ParameterError> {
+    let leaves = named_leaves(tree)?.into_iter().map(|(path, literal)| (path, literal.ty().clone(), literal));
+    write(file.as_ref(), leaves, |literal| Ok(literal.clone()))
 }
 
 /// As [`save`], of arrays, each converted to the type that is declared for it.
-pub fn save_as(
-    file: &Path,
+///
+/// # Errors
+/// The errors are those of [`save`]; also, the plugin may fail.
+pub fn save_arrays(
+    file: impl AsRef<Path>,
     tree: &impl Tree<Leaf = Array>,
     declared: &impl Tree<Leaf = Param>,
 ) -> Result<(), ParameterError> {
-    let named = named_leaves(tree)?.into_iter().zip(declared.leaves());
-    let converted = |((path, array), param): ((String, Array), Param)| (path, Converted { array, ty: param.spec.ty });
-    save_leaves(file, named.map(converted).collect())
+    let leaves = named_leaves(tree)?.into_iter().zip(declared.leaves());
+    write(file.as_ref(), leaves.map(|((path, array), param)| (path, param.spec.ty, array)), Array::get)
 }
 
-/// An array that is written as of another type.
-struct Converted {
-    array: Array,
-    ty: TensorType,
-}
-
-impl Typed for Converted {
-    fn ty(&self) -> &TensorType {
-        &self.ty
-    }
-}
-
-impl Gather for Converted {
-    fn gather(&self) -> Result<Literal, PjrtError> {
-        Ok(self.array.get()?.convert(self.ty.dtype))
-    }
-}
-
-fn save_leaves(file: &Path, named: Vec<(String, impl Gather)>) -> Result<(), ParameterError> {
+fn write<L>(
+    file: &Path,
+    named: impl Iterator<Item = (String, TensorType, L)>,
+    gather: impl Fn(&L) -> Result<Literal, PjrtError>,
+) -> Result<(), ParameterError> {
     let mut leaves = Vec::new();
-    for (path, leaf) in named {
-        let dtype = leaf.ty().dtype;
-        let Some(stored) = stored_dtype(dtype) else {
-            return Err(ParameterError::Unsupported { path, dtype });
+    for (path, ty, leaf) in named {
+        let Some(stored) = stored_dtype(ty.dtype) else {
+            return Err(ParameterError::Unsupported { path, dtype: ty.dtype });
         };
-        leaves.push((stored, path, leaf));
+        leaves.push((stored, path, (ty, leaf)));
     }
-    sort(&mut leaves);
-    let header = header(file, leaves.iter().map(|(stored, path, leaf)| (*stored, path, leaf.ty().clone())))?;
     let failed = |source| ParameterError::Write { file: file.to_owned(), source };
+    let header = header::arrange(&mut leaves, |(ty, _)| ty.clone());
+    let header = header.ok_or_else(|| failed(io::Error::other("the names are too long for a file")))?;
     let temporary = temporary_beside(file)?;
     let mut writer = BufWriter::new(temporary.as_file());
-    writer.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
     writer.write_all(&header).map_err(failed)?;
-    for (_, _, leaf) in &leaves {
-        writer.write_all(leaf.gather()?.bytes()).map_err(failed)?;
+    for (_, _, (ty, leaf)) in &leaves {
+        writer.write_all(gather(leaf)?.convert(ty.dtype).bytes()).map_err(failed)?;
     }
     writer.flush().map_err(failed)?;
     drop(writer);
@@ -305,31 +228,6 @@ fn temporary_beside(file: &Path) -> Result<tempfile::NamedTempFile, ParameterErr
     tempfile::NamedTempFile::new_in(directory).map_err(failed)
 }
 
-/// The order of tensors in a file: the widest types first, so that every tensor is aligned; as the safetensors crate
-/// does.
-pub fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
-    leaves.sort_by(|(left, left_path, _), (right, right_path, _)| right.cmp(left).then(left_path.cmp(right_path)));
-}
-
-/// The header of a file with these tensors in this order, padded to a multiple of 8 bytes.
-pub fn header<'a>(
-    file: &Path,
-    tensors: impl Iterator<Item = (Dtype, &'a String, TensorType)>,
-) -> Result<Vec<u8>, ParameterError> {
-    let mut offset = 0;
-    let info = |(dtype, path, ty): (Dtype, &String, TensorType)| {
-        let start = offset;
-        offset += ty.byte_count();
-        (path.clone(), TensorInfo { dtype, shape: ty.dims.to_vec(), data_offsets: (start, offset) })
-    };
-    let infos = tensors.map(info).collect();
-    let refused = |reason: String| ParameterError::Format { file: file.to_owned(), reason };
-    let metadata = Metadata::new(None, infos).map_err(|error| refused(error.to_string()))?;
-    let mut header = serde_json::to_vec(&metadata).map_err(|error| refused(error.to_string()))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    Ok(header)
-}
-
 /// How parameters are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
@@ -344,8 +242,9 @@ pub struct LoadOptions {
 pub struct ParameterFile {
     path: PathBuf,
     file: File,
-    metadata: Metadata,
-    data_start: u64,
+    /// In the order of their data.
+    tensors: Vec<Stored>,
+    places: HashMap<String, usize>,
 }
 
 impl ParameterFile {
@@ -355,44 +254,50 @@ impl ParameterFile {
     /// The file cannot be read, or is no safetensors file.
     pub fn open(path: impl AsRef<Path>) -> Result<ParameterFile, ParameterError> {
         let path = path.as_ref().to_owned();
-        let unreadable = |source| ParameterError::Read { file: path.clone(), source };
-        let damaged = |reason: String| ParameterError::Format { file: path.clone(), reason };
-        let mut file = files::open(&path).map_err(unreadable)?;
-        let length = file.metadata().map_err(unreadable)?.len();
-        if length < 8 {
-            return Err(damaged(format!("it has {length} bytes, but starts with a length of 8")));
-        }
-        let mut prefix = [0; 8];
-        file.read_exact(&mut prefix).map_err(unreadable)?;
-        let header_length = u64::from_le_bytes(prefix);
-        if header_length > MAX_HEADER_BYTES || header_length > length - 8 {
-            return Err(damaged(format!("its header should have {header_length} bytes, of {length} in all")));
-        }
-        let mut header = vec![0; header_length as usize];
-        file.read_exact(&mut header).map_err(unreadable)?;
-        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| damaged(error.to_string()))?;
-        let data_start = 8 + header_length;
-        if data_start.checked_add(metadata.data_len() as u64) != Some(length) {
-            return Err(damaged(SafeTensorError::MetadataIncompleteBuffer.to_string()));
-        }
-        Ok(ParameterFile { path, file, metadata, data_start })
+        let (file, tensors) = header::open(&path, 0).map_err(|fault| match fault {
+            FileFault::Read(source) => ParameterError::Read { file: path.clone(), source },
+            fault => ParameterError::Format { file: path.clone(), fault: Box::new(fault) },
+        })?;
+        let places = tensors.iter().enumerate().map(|(place, tensor)| (tensor.name.clone(), place)).collect();
+        Ok(ParameterFile { path, file, tensors, places })
+    }
+
+    /// Opens a file that has the parameters of a tree, and no others.
+    ///
+    /// # Errors
+    /// The errors are those of [`ParameterFile::open`] and of [`ParameterFile::check`].
+    pub fn open_for(
+        path: &Path,
+        declared: &impl Tree<Leaf = Param>,
+        options: LoadOptions,
+    ) -> Result<ParameterFile, ParameterError> {
+        let named = named_leaves(declared)?;
+        let file = ParameterFile::open(path)?;
+        file.check(named.iter().map(|(path, param)| (path.as_str(), &param.spec.ty)), options)?;
+        Ok(file)
     }
 
     /// The names of the tensors, in the order of their data.
-    pub fn names(&self) -> Vec<String> {
-        self.metadata.offset_keys()
+    pub fn names(&self) -> Vec<&str> {
+        self.tensors.iter().map(|tensor| tensor.name.as_str()).collect()
     }
 
     /// Checks that the file has these parameters, of these types, and no others.
     ///
     /// # Errors
     /// The first that is missing or of another type, or all that are too many.
-    pub fn check(&self, expected: &[(String, &TensorType)], options: LoadOptions) -> Result<(), ParameterError> {
+    pub fn check<'e>(
+        &self,
+        expected: impl Iterator<Item = (&'e str, &'e TensorType)>,
+        options: LoadOptions,
+    ) -> Result<(), ParameterError> {
+        let mut known = HashSet::new();
         for (path, ty) in expected {
-            self.check_one(path, ty, options)?;
+            self.checked(path, ty, options)?;
+            known.insert(path);
         }
-        let known: std::collections::HashSet<&str> = expected.iter().map(|(path, _)| path.as_str()).collect();
-        let mut paths: Vec<String> = self.names().into_iter().filter(|name| !known.contains(name.as_str())).collect();
+        let all = self.names().into_iter();
+        let mut paths: Vec<String> = all.filter(|name| !known.contains(name)).map(str::to_owned).collect();
         if paths.is_empty() || options.ignore_unexpected {
             return Ok(());
         }
@@ -400,31 +305,36 @@ impl ParameterFile {
         Err(ParameterError::Unexpected { file: self.path.clone(), paths })
     }
 
-    fn check_one(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<(), ParameterError> {
-        let Some(info) = self.metadata.info(path) else {
-            return Err(self.missing(path));
-        };
-        let mismatch = |advice| ParameterError::Type {
-            file: self.path.clone(),
-            path: path.to_owned(),
-            expected: Box::new(expected.clone()),
-            found: match own_dtype(info.dtype) {
-                Some(dtype) => TensorType::new(dtype, &info.shape).to_string(),
-                None => format!("{:?}{:?}", info.dtype, info.shape),
-            },
-            advice,
-        };
-        if info.shape.as_slice() != expected.dims.as_slice() {
-            return Err(mismatch(""));
-        }
-        match own_dtype(info.dtype) {
+    fn checked(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<(), ParameterError> {
+        let tensor = self.tensor(path)?;
+        let mismatch = |advice| Err(self.mismatch(tensor, expected, advice));
+        match own_dtype(tensor.dtype) {
+            _ if tensor.shape.as_slice() != expected.dims.as_slice() => mismatch(""),
             Some(found) if found == expected.dtype => Ok(()),
             Some(found) if found.is_float() && expected.dtype.is_float() => match options.convert {
                 true => Ok(()),
-                false => Err(mismatch("; convert it on loading (--convert, or `LoadOptions::convert`)")),
+                false => mismatch("; convert it on loading (--convert, or `LoadOptions::convert`)"),
             },
-            _ => Err(mismatch("")),
+            _ => mismatch(""),
         }
+    }
+
+    fn mismatch(&self, tensor: &Stored, expected: &TensorType, advice: &'static str) -> ParameterError {
+        let found = match own_dtype(tensor.dtype) {
+            Some(dtype) => TensorType::new(dtype, &tensor.shape).to_string(),
+            None => format!("{:?}{:?}", tensor.dtype, tensor.shape),
+        };
+        let (file, path, expected) = (self.path.clone(), tensor.name.clone(), Box::new(expected.clone()));
+        ParameterError::Type { file, path, expected, found, advice }
+    }
+
+    fn tensor(&self, path: &str) -> Result<&Stored, ParameterError> {
+        let place = self.places.get(path).ok_or_else(|| {
+            // A damaged file may have names that take forever to compare.
+            let suggestion = did_you_mean(path, self.names().into_iter().filter(|name| name.len() < 256));
+            ParameterError::Missing { file: self.path.clone(), path: path.to_owned(), suggestion }
+        });
+        place.map(|&place| &self.tensors[place])
     }
 
     /// Reads one parameter.
@@ -432,70 +342,31 @@ impl ParameterFile {
     /// # Errors
     /// The parameter is missing or of another type, or the file cannot be read.
     pub fn read(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<Literal, ParameterError> {
-        self.check_one(path, expected, options)?;
-        let whole: Vec<Range<usize>> = expected.dims.iter().map(|&size| 0..size).collect();
-        Ok(self.read_part(path, &whole)?.convert(expected.dtype))
+        self.checked(path, expected, options)?;
+        Ok(self.read_part(path, &whole(&expected.dims))?.convert(expected.dtype))
     }
 
     /// Reads a box of one parameter, in the type that it has in the file. The rest is not read.
     ///
     /// # Errors
     /// The parameter is missing, the box is not within it, or the file cannot be read.
-    pub fn read_part(&self, path: &str, shard: &[Range<usize>]) -> Result<Literal, ParameterError> {
-        let damaged = |reason: String| ParameterError::Format { file: self.path.clone(), reason };
-        let Some(info) = self.metadata.info(path) else { return Err(self.missing(path)) };
-        let Some(dtype) = own_dtype(info.dtype) else {
-            return Err(damaged(format!("{path} is of type {:?}, which no tensor here can have", info.dtype)));
-        };
-        let ty = TensorType::new(dtype, &info.shape);
-        let is_within = |(range, &size): (&Range<usize>, &usize)| range.start <= range.end && range.end <= size;
-        if shard.len() != ty.rank() || !shard.iter().zip(&ty.dims).all(is_within) {
-            return Err(damaged(format!("{path} is {ty}, which has no part {shard:?}")));
-        }
-        if info.data_offsets.1 - info.data_offsets.0 != ty.byte_count() {
-            let found = info.data_offsets.1 - info.data_offsets.0;
-            return Err(damaged(format!("{path} has {found} bytes, which is not what {ty} has")));
-        }
-        let part = TensorType::new(dtype, &shard.iter().map(Range::len).collect::<Vec<_>>());
-        let unreadable = |source| ParameterError::Read { file: self.path.clone(), source };
-        let mut bytes = Vec::with_capacity(part.byte_count());
-        let mut reader = BufReader::with_capacity(BUFFER_BYTES, &self.file);
-        reader.seek(SeekFrom::Start(self.data_start + info.data_offsets.0 as u64)).map_err(unreadable)?;
-        let mut position = 0;
-        for run in runs(&ty, shard) {
-            reader.seek_relative((run.start - position) as i64).map_err(unreadable)?;
-            let start = bytes.len();
-            bytes.resize(start + run.len(), 0);
-            reader.read_exact(&mut bytes[start..]).map_err(unreadable)?;
-            position = run.end;
-        }
+    pub fn read_part(&self, path: &str, region: &[Range<usize>]) -> Result<Literal, ParameterError> {
+        let tensor = self.tensor(path)?;
+        let dtype = own_dtype(tensor.dtype).filter(|_| fits(&tensor.shape, region));
+        let ends: Vec<usize> = region.iter().map(|range| range.end).collect();
+        let mismatch =
+            || self.mismatch(tensor, &TensorType::new(own_dtype(tensor.dtype).unwrap_or(DType::F32), &ends), "");
+        let dtype = dtype.ok_or_else(mismatch)?;
+        let part = TensorType::new(dtype, &region.iter().map(Range::len).collect::<Vec<_>>());
+        let mut bytes = vec![0; part.byte_count()];
+        let read = tensor.read(&self.file, dtype.byte_count(), region, &mut bytes);
+        read.map_err(|source| ParameterError::Read { file: self.path.clone(), source })?;
         if dtype == DType::Pred {
             // Any byte but 0 is true there; here it must be 1.
             bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
         }
-        let (expected, found) = (part.byte_count(), bytes.len());
-        Literal::from_bytes(part, bytes).map_err(|_| damaged(format!("{path} has {found} bytes of {expected}")))
+        Literal::from_bytes(part, bytes).map_err(|_| mismatch())
     }
-
-    fn missing(&self, path: &str) -> ParameterError {
-        // A damaged file may have names that take forever to compare.
-        let names: Vec<String> = self.names().into_iter().filter(|name| name.len() < 256).collect();
-        let suggestion = did_you_mean(path, names.iter().map(String::as_str));
-        ParameterError::Missing { file: self.path.clone(), path: path.to_owned(), suggestion }
-    }
-}
-
-/// Opens a file that has the parameters of a tree, and no others.
-pub fn open_for<T>(file: &Path, tree: &T, options: LoadOptions) -> Result<ParameterFile, ParameterError>
-where
-    T: Tree,
-    T::Leaf: Typed + Clone,
-{
-    let named = named_leaves(tree)?;
-    let file = ParameterFile::open(file)?;
-    let expected: Vec<(String, &TensorType)> = named.iter().map(|(path, leaf)| (path.clone(), leaf.ty())).collect();
-    file.check(&expected, options)?;
-    Ok(file)
 }
 
 /// Reads the parameters that a tree declares, as host values.
@@ -508,11 +379,43 @@ pub fn load<T>(
     options: LoadOptions,
 ) -> Result<<T as MapTree<Literal>>::Mapped, ParameterError>
 where
-    T: MapTree<Literal>,
-    T::Leaf: Typed + Clone,
+    T: MapTree<Literal> + Tree<Leaf = TensorSpec>,
 {
-    let file = open_for(file.as_ref(), tree, options)?;
-    let read = |(path, leaf): (String, T::Leaf)| file.read(&path, leaf.ty(), options);
-    let literals = tree.paths().into_iter().zip(tree.leaves()).map(read).collect::<Result<_, _>>()?;
+    let named = named_leaves(tree)?;
+    let file = ParameterFile::open(file)?;
+    file.check(named.iter().map(|(path, spec)| (path.as_str(), &spec.ty)), options)?;
+    let literals = named.iter().map(|(path, spec)| file.read(path, &spec.ty, options)).collect::<Result<_, _>>()?;
     Ok(tree.fill(literals)?)
+}
+
+/// Named values as the bytes of a safetensors file. The metadata name each with its type in HLO, since integers of four
+/// bits are stored one in a byte.
+///
+/// # Errors
+/// The names are too long for a file.
+pub fn to_bytes(values: &[(String, Literal)]) -> Result<Vec<u8>, SafeTensorError> {
+    let types = values.iter().map(|(name, literal)| (name.clone(), literal.ty().dtype.name().to_owned())).collect();
+    let views = values.iter().map(|(name, literal)| {
+        let TensorType { dtype, dims } = literal.ty();
+        let stored = stored_dtype(*dtype).unwrap_or(if *dtype == DType::S4 { Dtype::I8 } else { Dtype::U8 });
+        Ok((name, TensorView::new(stored, dims.to_vec(), literal.bytes())?))
+    });
+    safetensors::serialize(views.collect::<Result<Vec<_>, SafeTensorError>>()?, Some(types))
+}
+
+/// The named values in the bytes of a safetensors file.
+///
+/// # Errors
+/// It is no such file, or it has a type that no value can have.
+pub fn from_bytes(bytes: &[u8]) -> Result<BTreeMap<String, Literal>, SafeTensorError> {
+    let (_, metadata) = SafeTensors::read_metadata(bytes)?;
+    let types = metadata.metadata().clone().unwrap_or_default();
+    let value = |(name, view): (String, TensorView<'_>)| {
+        let stated = types.get(&name).and_then(|name| DType::from_name(name));
+        let (dtype, shape, data) = (stated.or_else(|| own_dtype(view.dtype())), view.shape(), view.data());
+        let literal = dtype.and_then(|dtype| Literal::from_bytes(TensorType::new(dtype, shape), data.to_vec()).ok());
+        let unknown = || SafeTensorError::InvalidTensorView(view.dtype(), shape.to_vec(), data.len());
+        Ok((name, literal.ok_or_else(unknown)?))
+    };
+    SafeTensors::deserialize(bytes)?.tensors().into_iter().map(value).collect()
 }

@@ -7,44 +7,37 @@ use meshloom_nn::{
 
 use super::common::{activation, epsilon, experts, rope, rope_section, rope_type, yarn_magnitude};
 use super::fields::{Fields, MOST_LAYERS, fits};
-use super::keys::Key;
+use super::keys::{Key, Shared};
 use super::{Family, FamilyError, Names, llama};
 
-pub(super) const DEEPSEEK_V3: Family =
-    Family { model_type: "deepseek_v3", keys: KEYS, describe, names: Names { router: "mlp.gate", ..Names::LLAMA } };
-
-/// The keys of `DeepseekV3Config`.
-const KEYS: &[Key] = &[
-    Key::count("vocab_size", 129_280),
-    Key::count("hidden_size", 7168),
-    Key::count("intermediate_size", 18_432),
-    Key::count("moe_intermediate_size", 2048),
-    Key::count("num_hidden_layers", 61),
-    Key::count("num_attention_heads", 128),
-    Key::count("num_key_value_heads", 128).or_null(),
-    Key::count("n_shared_experts", 1),
-    Key::count("n_routed_experts", 256),
-    Key::number("routed_scaling_factor", 2.5),
-    Key::count("kv_lora_rank", 512),
-    Key::count("q_lora_rank", 1536).or_null(),
-    Key::count("qk_rope_head_dim", 64),
-    Key::count("qk_nope_head_dim", 128),
-    Key::count("v_head_dim", 128),
-    Key::count("n_group", 8),
-    Key::count("topk_group", 4),
-    Key::count("num_experts_per_tok", 8),
-    Key::count("first_k_dense_replace", 3),
-    Key::flag("norm_topk_prob", true).or_null(),
-    Key::text("hidden_act", "silu"),
-    Key::count("max_position_embeddings", 4096),
-    Key::number("rms_norm_eps", 1e-6),
-    Key::number("rope_theta", 1e4),
-    Key::flag("rope_interleave", true).or_null(),
-    Key::flag("tie_word_embeddings", false),
-    Key::flag("attention_bias", false),
-    // Not of transformers, which leaves these layers out.
-    Key::count(FURTHER, 0).or_null(),
-];
+pub(super) const DEEPSEEK_V3: Family = Family {
+    model_type: "deepseek_v3",
+    shared: Shared::new([129_280, 7168, 18_432, 61, 128, 4096], 1e-6, 1e4, false),
+    keys: &[
+        Key::count("moe_intermediate_size", 2048),
+        Key::count("num_key_value_heads", 128).or_null(),
+        Key::count("n_shared_experts", 1),
+        Key::count("n_routed_experts", 256),
+        Key::number("routed_scaling_factor", 2.5),
+        Key::count("kv_lora_rank", 512),
+        Key::count("q_lora_rank", 1536).or_null(),
+        Key::count("qk_rope_head_dim", 64),
+        Key::count("qk_nope_head_dim", 128),
+        Key::count("v_head_dim", 128),
+        Key::count("n_group", 8),
+        Key::count("topk_group", 4),
+        Key::count("num_experts_per_tok", 8),
+        Key::count("first_k_dense_replace", 3),
+        Key::flag("norm_topk_prob", true).or_null(),
+        Key::text("hidden_act", "silu"),
+        Key::flag("rope_interleave", true).or_null(),
+        Key::flag("attention_bias", false),
+        // Not of transformers, which leaves these layers out.
+        Key::count(FURTHER, 0).or_null(),
+    ],
+    describe,
+    names: Names { router: "mlp.gate", ..Names::LLAMA },
+};
 
 /// The number of layers that predict further tokens.
 const FURTHER: &str = "num_nextn_predict_layers";

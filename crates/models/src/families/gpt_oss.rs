@@ -6,52 +6,40 @@ use meshloom_nn::{
 
 use super::common::{epsilon, experts, grouped, head_dim, rope, windows};
 use super::fields::Fields;
-use super::keys::{Key, Missing};
+use super::keys::{Key, Missing, Shared};
 use super::{ExpertNames, Family, FamilyError, Names, llama};
 
 pub(super) const GPT_OSS: Family = Family {
     model_type: "gpt_oss",
-    keys: KEYS,
+    shared: Shared::new([201_088, 2880, 2880, 36, 64, 131_072], 1e-5, 150_000.0, false),
+    keys: &[
+        Key::count("num_key_value_heads", 8),
+        Key::count("head_dim", 64),
+        Key::text("hidden_act", "silu"),
+        Key::section(
+            "rope_parameters",
+            &[
+                ("rope_type", Missing::Text("yarn")),
+                ("factor", Missing::Number(32.0)),
+                ("beta_fast", Missing::Number(32.0)),
+                ("beta_slow", Missing::Number(1.0)),
+                ("truncate", Missing::Flag(false)),
+                ("original_max_position_embeddings", Missing::Count(4096)),
+            ],
+        ),
+        Key::flag("attention_bias", true),
+        Key::count("sliding_window", 128),
+        Key::count("num_local_experts", 128),
+        Key::count("num_experts_per_tok", 4),
+        Key::number("swiglu_alpha", SLOPE),
+        Key::number("swiglu_limit", 7.0),
+    ],
     describe,
     names: Names { router: "mlp.router", experts: ExpertNames::Together { within: "mlp.experts" }, ..Names::LLAMA },
 };
 
 /// The slope of the logistic function in gates, as [`Activation::Clamped`] has it.
 const SLOPE: f64 = 1.702;
-
-/// The keys of `GptOssConfig`.
-const KEYS: &[Key] = &[
-    Key::count("vocab_size", 201_088),
-    Key::count("hidden_size", 2880),
-    Key::count("intermediate_size", 2880),
-    Key::count("num_hidden_layers", 36),
-    Key::count("num_attention_heads", 64),
-    Key::count("num_key_value_heads", 8),
-    Key::count("head_dim", 64),
-    Key::text("hidden_act", "silu"),
-    Key::count("max_position_embeddings", 131_072),
-    Key::number("rms_norm_eps", 1e-5),
-    Key::number("rope_theta", 150_000.0),
-    Key::section(
-        "rope_parameters",
-        &[
-            ("rope_type", Missing::Text("yarn")),
-            ("factor", Missing::Number(32.0)),
-            ("beta_fast", Missing::Number(32.0)),
-            ("beta_slow", Missing::Number(1.0)),
-            ("truncate", Missing::Flag(false)),
-            ("original_max_position_embeddings", Missing::Count(4096)),
-        ],
-    ),
-    Key::flag("tie_word_embeddings", false),
-    Key::flag("attention_bias", true),
-    Key::count("sliding_window", 128),
-    Key::nothing("layer_types"),
-    Key::count("num_local_experts", 128),
-    Key::count("num_experts_per_tok", 4),
-    Key::number("swiglu_alpha", SLOPE),
-    Key::number("swiglu_limit", 7.0),
-];
 
 fn describe(fields: &Fields<'_>) -> Result<Architecture, FamilyError> {
     fields.one_of("hidden_act", &["silu"])?;

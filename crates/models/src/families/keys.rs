@@ -20,7 +20,6 @@ pub(super) enum Missing {
     Text(&'static str),
     Flag(bool),
     Object(&'static [(&'static str, Missing)]),
-    Nothing,
 }
 
 /// The meaning of null as the value of a key.
@@ -60,11 +59,6 @@ impl Key {
         Key { name, missing: Missing::Object(missing), null: Null::Missing }
     }
 
-    /// Returns a key that has no value where it is missing or null.
-    pub(super) const fn nothing(name: &'static str) -> Key {
-        Key::new(name, Missing::Nothing).or_null()
-    }
-
     /// Returns the key with null as the value that says that its thing is absent.
     pub(super) const fn or_null(self) -> Key {
         Key { null: Null::Nothing, ..self }
@@ -81,8 +75,44 @@ impl Missing {
             Missing::Object(keys) => {
                 keys.iter().map(|(name, missing)| ((*name).to_owned(), missing.value())).collect::<Map<_, _>>().into()
             }
-            Missing::Nothing => Value::Null,
         }
+    }
+}
+
+/// The values of the keys that all families have.
+#[derive(Debug)]
+pub(super) struct Shared {
+    sizes: [u32; 6],
+    epsilon: f64,
+    theta: f64,
+    is_tied: bool,
+}
+
+/// The keys of [`Shared::sizes`].
+const SIZES: [&str; 6] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+];
+
+impl Shared {
+    /// The sizes of `SIZES`, `rms_norm_eps`, `rope_theta` and `tie_word_embeddings`.
+    pub(super) const fn new(sizes: [u32; 6], epsilon: f64, theta: f64, is_tied: bool) -> Shared {
+        Shared { sizes, epsilon, theta, is_tied }
+    }
+
+    /// These keys and those of one family.
+    pub(super) fn with(&self, own: &[Key]) -> Vec<Key> {
+        let sizes = SIZES.into_iter().zip(self.sizes).map(|(name, size)| Key::count(name, size));
+        let others = [
+            Key::number("rms_norm_eps", self.epsilon),
+            Key::number("rope_theta", self.theta),
+            Key::flag("tie_word_embeddings", self.is_tied),
+        ];
+        sizes.chain(others).chain(own.iter().copied()).collect()
     }
 }
 

@@ -2,23 +2,19 @@
 //! weights.
 //!
 //! A family is a `Family`: its `model_type`, its keys with what they are where a file does not have them, a function
-//! from the keys to an [`Architecture`], and the `Names` of its tensors. Adding one adds a file here, a row to
+//! from the keys to an [`Architecture`], and the `Names` of its tensors. Adding one adds a `Family` here, a row to
 //! `FAMILIES` and a golden to `tests/oracle/families`.
 
 mod common;
 mod deepseek_v3;
 mod error;
 mod fields;
-mod gemma2;
-mod gemma3;
+mod gemma;
 mod gpt_oss;
 pub mod json;
 mod keys;
 mod llama;
-mod mistral;
 mod presets;
-mod qwen2;
-mod qwen3;
 pub mod size;
 mod tensors;
 
@@ -35,7 +31,7 @@ pub const CONFIG: &str = "config.json";
 
 use fields::Fields;
 use json::Unambiguous;
-use keys::Key;
+use keys::{Key, Shared};
 use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
@@ -47,7 +43,9 @@ use serde_json::{Map, Value};
 struct Family {
     /// The family's name in `config.json`.
     model_type: &'static str,
-    /// The keys of the family, as transformers has them.
+    /// The values of keys that a file lacks, as the class of the family's config in transformers has them: of the keys
+    /// that all families have, and of others.
+    shared: Shared,
     keys: &'static [Key],
     /// Makes the architecture of a model from the keys of its `config.json`.
     describe: fn(&Fields<'_>) -> Result<Architecture, FamilyError>,
@@ -58,13 +56,13 @@ struct Family {
 /// All families.
 const FAMILIES: [&Family; 10] = [
     &llama::LLAMA,
-    &qwen2::QWEN2,
-    &qwen3::QWEN3,
-    &qwen3::QWEN3_MOE,
-    &mistral::MISTRAL,
-    &mistral::MIXTRAL,
-    &gemma2::GEMMA2,
-    &gemma3::GEMMA3,
+    &llama::QWEN2,
+    &llama::QWEN3,
+    &llama::QWEN3_MOE,
+    &llama::MISTRAL,
+    &llama::MIXTRAL,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
     &deepseek_v3::DEEPSEEK_V3,
     &gpt_oss::GPT_OSS,
 ];
@@ -232,8 +230,8 @@ impl Published {
             let (file, found) = (file.to_owned(), found.to_owned());
             return Err(FamilyError::UnknownType { file, found, hint, known: known() });
         };
-        let missing = keys::missing(family.keys);
-        Published::of(family, &Fields::new(file, "", object, family.keys, &missing))
+        let keys = family.shared.with(family.keys);
+        Published::of(family, &Fields::new(file, "", object, &keys, &keys::missing(&keys)))
     }
 
     /// Reads the decoder of a model that also sees.
@@ -249,8 +247,9 @@ impl Published {
             let known = OUTER_TYPES.iter().map(|(known, _)| *known).collect();
             return Err(FamilyError::UnknownOuterType { file: file.to_owned(), found: found.to_owned(), known });
         };
-        let missing = keys::missing(family.keys);
-        let inner = Fields::new(file, "text_config.", decoder, family.keys, &missing);
+        let keys = family.shared.with(family.keys);
+        let missing = keys::missing(&keys);
+        let inner = Fields::new(file, "text_config.", decoder, &keys, &missing);
         inner.one_of("model_type", &[family.model_type])?;
         let of_decoder = Published::of(family, &inner)?;
         let tied = outer.flag("tie_word_embeddings")?;
@@ -346,7 +345,7 @@ fn fp8_block(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, FamilyError> {
 }
 
 /// The `model_type` of models whose decoder is in `text_config`, and that decoder's family.
-const OUTER_TYPES: [(&str, &Family); 1] = [("gemma3", &gemma3::GEMMA3)];
+const OUTER_TYPES: [(&str, &Family); 1] = [("gemma3", &gemma::GEMMA3)];
 
 /// Keys beside `text_config` that say something of the decoder.
 const OUTER_KEYS: &[Key] = &[Key::flag("tie_word_embeddings", true).or_null()];

@@ -97,16 +97,6 @@ pub enum WeightsError {
         /// The box.
         region: Vec<Range<usize>>,
     },
-    /// A buffer of another size than the box.
-    #[error("the buffer for tensor {tensor:?} is of length {found}, but the box needs {expected}; give one as long")]
-    Length {
-        /// The tensor.
-        tensor: String,
-        /// The length that the box needs.
-        expected: usize,
-        /// The buffer's.
-        found: usize,
-    },
     /// More than memory holds.
     #[error("there is no memory for {bytes} bytes of tensor {tensor:?}; read it in smaller boxes")]
     Memory {

@@ -19,7 +19,7 @@ pub enum FileFault {
         bytes: u64,
     },
     /// It cannot be read.
-    #[error("{0}; see whether the disk is in order, then download the file again")]
+    #[error("{0}")]
     Read(io::Error),
     /// The header is longer than any.
     #[error(

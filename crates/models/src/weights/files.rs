@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,11 +12,9 @@ use serde::Deserialize;
 
 use super::decode;
 use super::error::WeightsError;
-use super::fault::{IndexFault, MAX_HEADER_BYTES};
+use super::fault::{FileFault, IndexFault, MAX_HEADER_BYTES};
 use super::header::{self, Stored};
 use super::json::Entries;
-use super::positioned::read_exact_at;
-use super::region;
 
 /// The file of weights that are in one.
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -56,11 +55,6 @@ impl Files {
         Ok((files, tensors))
     }
 
-    /// The name of the file that a tensor is in.
-    pub fn file(&self, tensor: &Stored) -> &str {
-        &self.files[tensor.file].0
-    }
-
     /// The bytes of tensors read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
@@ -71,13 +65,15 @@ impl Files {
         let Some((size, decode)) = decode::decoder(tensor.dtype) else {
             return Err(WeightsError::NotNumbers { tensor: tensor.name.clone(), dtype: tensor.dtype });
         };
+        let (_, file) = &self.files[tensor.file];
         let mut piece = vec![0; PIECE_BYTES.min(out.len() * size)];
         let mut out = out;
-        for run in region::runs(&tensor.shape, region) {
+        for run in tensor.runs(region) {
             for start in run.clone().step_by(PIECE_BYTES / size) {
                 let count = (run.end - start).min(PIECE_BYTES / size);
                 let piece = &mut piece[..count * size];
-                self.read_at(tensor, (start * size) as u64, piece)?;
+                let read = file.read_exact_at(piece, tensor.bytes.start + (start * size) as u64);
+                self.count(tensor, read, piece.len())?;
                 let (numbers, rest) = std::mem::take(&mut out).split_at_mut(count);
                 decode(piece, numbers);
                 out = rest;
@@ -88,30 +84,31 @@ impl Files {
 
     /// Reads the bytes of a box. The box must lie in the tensor and have as many bytes as `out`.
     pub fn read_bytes(&self, tensor: &Stored, region: &[Range<usize>], out: &mut [u8]) -> Result<(), WeightsError> {
-        let size = element_bytes(tensor)?;
-        let mut out = out;
-        for run in region::runs(&tensor.shape, region) {
-            let (bytes, rest) = std::mem::take(&mut out).split_at_mut(run.len() * size);
-            self.read_at(tensor, (run.start * size) as u64, bytes)?;
-            out = rest;
-        }
-        Ok(())
+        let read = tensor.read(&self.files[tensor.file].1, element_bytes(tensor)?, region, out);
+        self.count(tensor, read, out.len())
     }
 
-    fn read_at(&self, tensor: &Stored, offset: u64, bytes: &mut [u8]) -> Result<(), WeightsError> {
-        let (name, file) = &self.files[tensor.file];
-        self.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        read_exact_at(file, bytes, tensor.bytes.start + offset)
-            .map_err(|source| unreadable(&self.folder.join(name), source))
+    /// Counts bytes that were read of a tensor.
+    fn count(&self, tensor: &Stored, read: io::Result<()>, bytes: usize) -> Result<(), WeightsError> {
+        self.bytes_read.fetch_add(bytes as u64, Ordering::Relaxed);
+        read.map_err(|source| unreadable(&self.folder.join(self.file(tensor)), source))
+    }
+
+    /// The name of the file that a tensor is in.
+    fn file(&self, tensor: &Stored) -> &str {
+        &self.files[tensor.file].0
     }
 
     /// Opens a file and reads its header.
     fn add(&mut self, name: &str) -> Result<Vec<Stored>, WeightsError> {
         let path = self.folder.join(name);
-        let (file, bytes) = open(&path)?;
-        let stored = header::read(&file, bytes, self.files.len());
+        let opened = header::open(&path, self.files.len());
+        let (file, stored) = opened.map_err(|fault| match fault {
+            FileFault::Read(source) => unreadable(&path, source),
+            fault => WeightsError::File { path, fault },
+        })?;
         self.files.push((name.to_owned(), file));
-        stored.map_err(|fault| WeightsError::File { path, fault })
+        Ok(stored)
     }
 
     /// Opens the files of an index, which must have the tensors that the index says, and no others.
@@ -155,23 +152,28 @@ pub(crate) fn element_bytes(tensor: &Stored) -> Result<usize, WeightsError> {
     whole.ok_or_else(|| WeightsError::PartsOfBytes { tensor: tensor.name.clone(), dtype: tensor.dtype })
 }
 
-/// A buffer of zeros for elements of a tensor.
-pub(crate) fn buffer<T: Clone + Default>(tensor: &Stored, length: usize) -> Result<Vec<T>, WeightsError> {
+/// A buffer of zeros for elements of a tensor of this name.
+///
+/// # Errors
+/// There is not enough memory.
+pub fn buffer<T: Clone + Default>(tensor: &str, length: usize) -> Result<Vec<T>, WeightsError> {
     let mut buffer = Vec::new();
     let bytes = length.saturating_mul(size_of::<T>());
-    buffer.try_reserve_exact(length).map_err(|_| WeightsError::Memory { tensor: tensor.name.clone(), bytes })?;
+    buffer.try_reserve_exact(length).map_err(|_| WeightsError::Memory { tensor: tensor.to_owned(), bytes })?;
     buffer.resize(length, T::default());
     Ok(buffer)
 }
 
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
-    let (file, length) = open(path)?;
     let fault = |fault| WeightsError::Index { path: path.to_owned(), fault };
+    let failed = |source| unreadable(path, source);
+    let mut file = meshloom::hlo::files::open(path).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
     if length > MAX_HEADER_BYTES {
         return Err(fault(IndexFault::TooLong { length }));
     }
     let mut text = vec![0; length as usize];
-    read_exact_at(&file, &mut text, 0).map_err(|source| unreadable(path, source))?;
+    file.read_exact(&mut text).map_err(failed)?;
     let Index { weight_map: Entries(map) } =
         serde_json::from_slice(&text).map_err(|error| fault(IndexFault::Json(error)))?;
     Ok(map)
@@ -193,17 +195,10 @@ fn is_plain(name: &str) -> bool {
     matches!(first, Some(Component::Normal(first)) if first == name) && !name.contains(['/', '\\', ':', '\0'])
 }
 
-/// Opens a file. Returns its length as well.
-fn open(path: &Path) -> Result<(File, u64), WeightsError> {
-    let failed = |source| unreadable(path, source);
-    let file = meshloom::hlo::files::open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidInput => WeightsError::NotAFile { path: path.to_owned() },
-        _ => failed(error),
-    })?;
-    let length = file.metadata().map_err(failed)?.len();
-    Ok((file, length))
-}
-
 fn unreadable(path: &Path, source: io::Error) -> WeightsError {
-    WeightsError::Read { path: path.to_owned(), source }
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::InvalidInput => WeightsError::NotAFile { path },
+        _ => WeightsError::Read { path, source },
+    }
 }

@@ -3,8 +3,14 @@
 //! <https://github.com/huggingface/safetensors#format>.
 
 use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
+use meshloom::hlo::files;
+use meshloom::ir::{DType, TensorType};
+use meshloom::pjrt::runs;
 use safetensors::Dtype;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
@@ -12,7 +18,6 @@ use serde::{Deserialize, Serialize};
 
 use super::fault::{FileFault, MAX_HEADER_BYTES};
 use super::json::{Entries, METADATA};
-use super::positioned::read_exact_at;
 
 /// The bytes that hold the length of the header.
 const LENGTH_BYTES: u64 = 8;
@@ -51,14 +56,16 @@ pub(crate) fn byte_count(dtype: Dtype, shape: &[usize]) -> Option<u64> {
     }
 }
 
-/// Reads and checks the header of a file, which is the one of this index. The tensors are in the order of their bytes,
-/// which cover the rest of the file without overlaps and holes.
-pub(crate) fn read(file: &File, file_bytes: u64, index: usize) -> Result<Vec<Stored>, FileFault> {
+/// Opens a file, which is the one of this index. The tensors are in the order of their bytes, which cover the file
+/// behind the header without overlaps and holes.
+pub(crate) fn open(path: &Path, index: usize) -> Result<(File, Vec<Stored>), FileFault> {
+    let mut file = files::open(path).map_err(FileFault::Read)?;
+    let file_bytes = file.metadata().map_err(FileFault::Read)?.len();
     let Some(rest) = file_bytes.checked_sub(LENGTH_BYTES) else {
         return Err(FileFault::Empty { bytes: file_bytes });
     };
     let mut length = [0; LENGTH_BYTES as usize];
-    read_exact_at(file, &mut length, 0).map_err(FileFault::Read)?;
+    file.read_exact(&mut length).map_err(FileFault::Read)?;
     let length = u64::from_le_bytes(length);
     if length > MAX_HEADER_BYTES {
         return Err(FileFault::HeaderTooLong { length });
@@ -67,7 +74,7 @@ pub(crate) fn read(file: &File, file_bytes: u64, index: usize) -> Result<Vec<Sto
         return Err(FileFault::HeaderCut { length, rest });
     }
     let mut text = vec![0; length as usize];
-    read_exact_at(file, &mut text, LENGTH_BYTES).map_err(FileFault::Read)?;
+    file.read_exact(&mut text).map_err(FileFault::Read)?;
     let Entries::<Entry>(entries) = serde_json::from_slice(&text).map_err(FileFault::Header)?;
 
     let data = LENGTH_BYTES + length..file_bytes;
@@ -75,7 +82,7 @@ pub(crate) fn read(file: &File, file_bytes: u64, index: usize) -> Result<Vec<Sto
     let mut stored = stored.collect::<Result<Vec<Stored>, FileFault>>()?;
     stored.sort_by_key(|tensor| (tensor.bytes.start, tensor.bytes.end));
     check_cover(&stored, &data)?;
-    Ok(stored)
+    Ok((file, stored))
 }
 
 impl Entry {
@@ -124,8 +131,26 @@ fn check_cover(stored: &[Stored], data: &Range<u64>) -> Result<(), FileFault> {
     }
 }
 
-/// Writes the header of a file with these tensors in this order. Returns its bytes, length included, or `None` if it is
-/// too long. The bytes of the first tensor follow the header.
+impl Stored {
+    /// The elements of a box, as runs that are beside one another in the tensor. The box must lie in it.
+    pub fn runs<'r>(&self, region: &'r [Range<usize>]) -> impl Iterator<Item = Range<usize>> + use<'r> {
+        runs(&TensorType::new(DType::U8, &self.shape), region)
+    }
+
+    /// Reads the bytes of a box. It must lie in the tensor and have as many elements, of `size` bytes, as `out`.
+    pub fn read(&self, file: &File, size: usize, region: &[Range<usize>], out: &mut [u8]) -> io::Result<()> {
+        let mut out = out;
+        for run in self.runs(region) {
+            let (bytes, rest) = std::mem::take(&mut out).split_at_mut(run.len() * size);
+            file.read_exact_at(bytes, self.bytes.start + (run.start * size) as u64)?;
+            out = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the header of a file with these tensors in this order, its length included, or `None` if it is too long. The
+/// bytes of the first tensor follow the header.
 pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize], u64)>) -> Option<Vec<u8>> {
     // transformers wants to know the framework, and reads weights of PyTorch alone by default.
     let mut text = format!(r#"{{"{METADATA}":{{"format":"pt"}}"#);
@@ -143,4 +168,13 @@ pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usiz
     header.extend(text.bytes());
     header.resize(LENGTH_BYTES as usize + length, b' ');
     (length as u64 <= MAX_HEADER_BYTES).then_some(header)
+}
+
+/// Sorts tensors as files have them that hold parameters, the widest types first, so that every tensor is aligned.
+/// Returns the header of such a file, or `None` if it is too long.
+pub fn arrange<T>(tensors: &mut [(Dtype, String, T)], ty: impl Fn(&T) -> TensorType) -> Option<Vec<u8>> {
+    tensors.sort_by(|(left, left_name, _), (right, right_name, _)| right.cmp(left).then(left_name.cmp(right_name)));
+    let types: Vec<TensorType> = tensors.iter().map(|(_, _, tensor)| ty(tensor)).collect();
+    let entries = tensors.iter().zip(&types);
+    write(entries.map(|((dtype, name, _), ty)| (name.as_str(), *dtype, &ty.dims[..], ty.byte_count() as u64)))
 }

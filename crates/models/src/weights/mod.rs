@@ -8,7 +8,6 @@ pub(crate) mod header;
 mod json;
 mod ledger;
 pub(crate) mod natural;
-pub(crate) mod positioned;
 mod quantized;
 pub(crate) mod region;
 mod tensor;
@@ -18,6 +17,7 @@ mod writer;
 
 pub use error::WeightsError;
 pub use fault::{FileFault, IndexFault, QuantizationFault};
+pub use header::arrange;
 pub use ledger::Ledger;
 pub use region::whole;
 pub use safetensors::Dtype;

@@ -27,7 +27,7 @@ pub(crate) fn read_fp8_blocks(
     let scale_rows = blocks(rows, block_rows);
     let scale_columns = blocks(columns, block_columns);
     let scale_region = [outer, &[scale_rows.clone(), scale_columns.clone()]].concat();
-    let mut factors = buffer(values, region::elements(&scale_region))?;
+    let mut factors = buffer(&values.name, region::elements(&scale_region))?;
     files.read_numbers(scales, &scale_region, &mut factors)?;
 
     for (number, line) in out.chunks_exact_mut(columns.len()).enumerate() {
@@ -65,11 +65,11 @@ pub(crate) fn read_mxfp4(
     }
     let groups = blocks(columns, MXFP4_ELEMENTS);
     let scale_count = BAND_ROWS.min(rows.len()) * groups.len();
-    let mut codes: Vec<u8> = buffer(blocks_tensor, scale_count * MXFP4_BYTES)?;
-    let mut scale_codes: Vec<u8> = buffer(blocks_tensor, scale_count)?;
+    let mut codes: Vec<u8> = buffer(&blocks_tensor.name, scale_count * MXFP4_BYTES)?;
+    let mut scale_codes: Vec<u8> = buffer(&blocks_tensor.name, scale_count)?;
 
     for (matrix, out) in out.chunks_exact_mut(columns.len() * rows.len()).enumerate() {
-        let index = region::index(outer, matrix).into_iter().map(|at| at..at + 1);
+        let index = index(outer, matrix).into_iter().map(|at| at..at + 1);
         let mut part: Vec<Range<usize>> = index.chain([rows.clone(), groups.clone(), 0..MXFP4_BYTES]).collect();
         for start in rows.clone().step_by(BAND_ROWS) {
             let band = start..rows.end.min(start + BAND_ROWS);
@@ -83,6 +83,17 @@ pub(crate) fn read_mxfp4(
         }
     }
     Ok(())
+}
+
+/// The indices of an element of a box, which is the `number`-th in row-major order.
+fn index(region: &[Range<usize>], number: usize) -> Vec<usize> {
+    let mut rest = number;
+    let mut index: Vec<usize> = region.iter().map(|range| range.start).collect();
+    for (at, range) in index.iter_mut().zip(region).rev() {
+        *at += rest % range.len();
+        rest /= range.len();
+    }
+    index
 }
 
 /// Dequantizes a band of rows. The codes and scales are those of whole groups. Writes them as columns of `out`.

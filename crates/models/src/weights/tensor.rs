@@ -77,13 +77,6 @@ impl Tensor {
             Parts::Mxfp4 { .. } => Encoding::Mxfp4,
         }
     }
-
-    /// The stored tensor with its elements.
-    pub(crate) fn values(&self) -> &Stored {
-        match &self.parts {
-            Parts::Plain(values) | Parts::Fp8Blocks { values, .. } | Parts::Mxfp4 { blocks: values, .. } => values,
-        }
-    }
 }
 
 /// The fault of a tensor, with its name.

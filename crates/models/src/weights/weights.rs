@@ -82,69 +82,44 @@ impl Weights {
         Err(WeightsError::Shape { folder: self.files.folder.clone(), tensor: name.to_owned(), expected, found })
     }
 
-    /// The name of the file that has the elements of a tensor. Its scales may be in another one.
-    pub fn file(&self, tensor: &Tensor) -> &str {
-        self.files.file(tensor.values())
-    }
-
-    /// Reads a box of a tensor as numbers, in row-major order. See [`read_into`](Self::read_into).
-    ///
-    /// # Errors
-    ///
-    /// The errors are those of `read_into`; also, there may be no memory for the numbers.
-    pub fn read(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<f32>, WeightsError> {
-        let tensor = self.tensor_with(name, region)?;
-        let mut out = buffer(tensor.values(), region::elements(region))?;
-        self.read_into(name, region, &mut out)?;
-        Ok(out)
-    }
-
-    /// Reads a box of a tensor as numbers into `out`, in row-major order. The box has a range for each dimension of
+    /// Reads a box of a tensor as numbers, in row-major order. The box has a range for each dimension of
     /// [`Tensor::shape`]; [`whole`](super::whole) is that of all elements. Quantized tensors are dequantized.
     ///
-    /// It reads the bytes of the box and the scales that it needs, nothing else of the file, and apart from `out` holds
-    /// a few hundred KiB at a time, or, of a quantized tensor, the scales of the box or 64 rows of its codes.
+    /// It reads the bytes of the box and the scales that it needs, nothing else of the file, and apart from the result
+    /// holds a few hundred KiB at a time, or, of a quantized tensor, the scales of the box or 64 rows of its codes.
     ///
     /// # Errors
     ///
-    /// There is no such tensor, the box is not in it, `out` does not have as many elements as the box, the dtype is not
-    /// F32, BF16, F16 or F8_E4M3, or the file cannot be read.
-    pub fn read_into(&self, name: &str, region: &[Range<usize>], out: &mut [f32]) -> Result<(), WeightsError> {
+    /// There is no such tensor, the box is not in it, the dtype is not F32, BF16, F16 or F8_E4M3, the file cannot be
+    /// read, or there is no memory for the numbers.
+    pub fn read(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<f32>, WeightsError> {
         let tensor = self.tensor_with(name, region)?;
-        expect_length(tensor, region::elements(region), out.len())?;
+        let mut out = buffer(name, region::elements(region))?;
         match &tensor.parts {
-            Parts::Plain(values) => self.files.read_numbers(values, region, out),
+            Parts::Plain(values) => self.files.read_numbers(values, region, &mut out)?,
             Parts::Fp8Blocks { values, scales, block } => {
-                read_fp8_blocks(&self.files, (values, scales), *block, region, out)
+                read_fp8_blocks(&self.files, (values, scales), *block, region, &mut out)?;
             }
-            Parts::Mxfp4 { blocks, scales } => read_mxfp4(&self.files, (blocks, scales), region, out),
+            Parts::Mxfp4 { blocks, scales } => read_mxfp4(&self.files, (blocks, scales), region, &mut out)?,
         }
-    }
-
-    /// Reads the bytes of a box of a tensor that is not quantized, in row-major order. See
-    /// [`read_bytes_into`](Self::read_bytes_into).
-    ///
-    /// # Errors
-    ///
-    /// The errors are those of `read_bytes_into`; also, there may be no memory for the bytes.
-    pub fn read_bytes(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<u8>, WeightsError> {
-        let tensor = self.tensor_with(name, region)?;
-        let mut out = buffer(tensor.values(), self.byte_count(tensor, region)?)?;
-        self.read_bytes_into(name, region, &mut out)?;
         Ok(out)
     }
 
-    /// Reads the bytes of a box of a tensor that is not quantized into `out`, in row-major order. They are those of its
-    /// dtype, little-endian. It needs no other memory.
+    /// Reads the bytes of a box of a tensor that is not quantized, in row-major order. They are those of its dtype,
+    /// little-endian. It needs no other memory.
     ///
     /// # Errors
     ///
-    /// There is no such tensor, it is quantized, the box is not in it, `out` does not have as many bytes as the box,
-    /// the elements are not whole bytes, or the file cannot be read.
-    pub fn read_bytes_into(&self, name: &str, region: &[Range<usize>], out: &mut [u8]) -> Result<(), WeightsError> {
+    /// There is no such tensor, it is quantized, the box is not in it, the elements are not whole bytes, the file
+    /// cannot be read, or there is no memory for the bytes.
+    pub fn read_bytes(&self, name: &str, region: &[Range<usize>]) -> Result<Vec<u8>, WeightsError> {
         let tensor = self.tensor_with(name, region)?;
-        expect_length(tensor, self.byte_count(tensor, region)?, out.len())?;
-        self.files.read_bytes(tensor.values(), region, out)
+        let Parts::Plain(values) = &tensor.parts else {
+            return Err(WeightsError::NotBytes { tensor: name.to_owned(), encoding: tensor.encoding() });
+        };
+        let mut out = buffer(name, region::elements(region) * element_bytes(values)?)?;
+        self.files.read_bytes(values, region, &mut out)?;
+        Ok(out)
     }
 
     /// The bytes of tensors that were read so far: what a test of a loader looks at.
@@ -165,19 +140,4 @@ impl Weights {
         }
         Ok(tensor)
     }
-
-    /// The bytes of a box of a tensor that is not quantized.
-    fn byte_count(&self, tensor: &Tensor, region: &[Range<usize>]) -> Result<usize, WeightsError> {
-        match (&tensor.parts, tensor.encoding()) {
-            (Parts::Plain(values), _) => Ok(region::elements(region) * element_bytes(values)?),
-            (_, encoding) => Err(WeightsError::NotBytes { tensor: tensor.name().to_owned(), encoding }),
-        }
-    }
-}
-
-fn expect_length(tensor: &Tensor, expected: usize, found: usize) -> Result<(), WeightsError> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(WeightsError::Length { tensor: tensor.name().to_owned(), expected, found })
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use meshloom::hlo::suggest::did_you_mean;
@@ -15,7 +16,6 @@ use super::files::{INDEX, SINGLE};
 use super::header::{self, byte_count};
 use super::json::METADATA;
 use super::natural::natural;
-use super::positioned::write_all_at;
 
 /// The most bytes of tensors in a file, as transformers has it by default: 5 GB.
 pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
@@ -115,7 +115,7 @@ impl WeightsWriter {
         }
         let Shard { name, file } = &self.shards[slot.shard];
         let failed = |source| failed("write", &self.folder.join(name), source);
-        write_all_at(file.as_file(), bytes, slot.next).map_err(failed)?;
+        file.as_file().write_all_at(bytes, slot.next).map_err(failed)?;
         slot.next += count;
         Ok(())
     }
@@ -154,7 +154,7 @@ impl WeightsWriter {
         let mut text = serde_json::to_vec_pretty(&index).map_err(|error| failed(error.into()))?;
         text.push(b'\n');
         let file = unfinished(&folder, INDEX)?;
-        write_all_at(file.as_file(), &text, 0).map_err(failed)?;
+        file.as_file().write_all_at(&text, 0).map_err(failed)?;
         file.as_file().sync_all().map_err(failed)?;
         publish(&folder, Shard { name: INDEX.to_owned(), file })?;
         sync_folder(&folder)
@@ -167,7 +167,8 @@ impl WeightsWriter {
             return Err(WeightsError::HeaderTooLong { file: name });
         };
         let file = unfinished(&self.folder, &name)?;
-        write_all_at(file.as_file(), &header, 0).map_err(|source| failed("write", &self.folder.join(&name), source))?;
+        let written = file.as_file().write_all_at(&header, 0);
+        written.map_err(|source| failed("write", &self.folder.join(&name), source))?;
         let mut next = header.len() as u64;
         for (spec, bytes) in tensors {
             let slot = Slot { shard: self.shards.len(), next, end: next + bytes, bytes: *bytes };
@@ -228,7 +229,6 @@ fn unfinished(folder: &Path, name: &str) -> Result<NamedTempFile, WeightsError> 
     // No random letters: two writers must not write one folder, and what a killed one has left is to be noticed.
     builder.prefix(&prefix).suffix(".unfinished").rand_bytes(0);
     // Temporary files are else their owner's alone.
-    #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     builder.tempfile_in(folder).map_err(|source| {
         let path = folder.join(format!("{prefix}.unfinished"));
@@ -247,11 +247,8 @@ fn publish(folder: &Path, Shard { name, file }: Shard) -> Result<(), WeightsErro
 
 /// Waits until the names in a folder are on the disk.
 fn sync_folder(folder: &Path) -> Result<(), WeightsError> {
-    if cfg!(unix) {
-        let synced = File::open(folder).and_then(|folder| folder.sync_all());
-        synced.map_err(|source| failed("sync", folder, source))?;
-    }
-    Ok(())
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|source| failed("sync", folder, source))
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error) -> WeightsError {

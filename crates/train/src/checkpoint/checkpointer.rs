@@ -95,7 +95,7 @@ impl Checkpointer {
             last,
             writer: None,
             set_aside,
-            observer: Arc::new(|_| {}),
+            observer: nobody(),
             peers,
         })
     }
@@ -135,7 +135,7 @@ impl Checkpointer {
         declared: &impl Tree<Leaf = Param>,
         state: &impl Tree<Leaf = Array>,
     ) -> Result<(), CheckpointError> {
-        self.save_with(Contents { about, digests: Vec::new(), model: ModelFiles::default() }, declared, state)
+        self.save_with(Contents::of(about), declared, state)
     }
 
     /// Does the same as [`Checkpointer::save`], and records the data that the run read and the model that it trains.
@@ -231,9 +231,34 @@ pub(crate) fn write_parameters(
         let (read, path, dims) = (read.clone(), paths[number].clone(), leaves[number].own_ty.dims.clone());
         move || read(&path, &dims)
     })?;
-    let contents = Contents { about, digests: Vec::new(), model };
-    write::write(&directory, contents, snapshot, (&(Arc::new(|_| {}) as Observer), None))
+    let contents = Contents { model, ..Contents::of(about) };
+    write::write(&directory, contents, snapshot, (&nobody(), None))
 }
 
 /// About as many bytes of parameters are in a file.
 const BYTES_OF_FILE: usize = 4 << 30;
+
+/// Writes some values as a checkpoint of their own, the only one in its directory.
+pub(crate) fn write_leaves(
+    directory: &Path,
+    about: About,
+    (declared, values): (&impl Tree<Leaf = Param>, &impl Tree<Leaf = Array>),
+    peers: Option<&dyn Peers>,
+) -> Result<PathBuf, CheckpointError> {
+    let is_first = peers.is_none_or(|peers| peers.number() == 0);
+    // The folder is left from an earlier call, of this run or another.
+    if is_first
+        && let Err(source) = std::fs::remove_dir_all(directory)
+        && source.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(folder::failed("delete", directory, source));
+    }
+    let directory = if is_first { Directory::open(directory)? } else { Directory::beside(directory) };
+    let snapshot = Snapshot::take(&form::leaves(declared, "")?, &values.leaves())?;
+    write::write(&directory, Contents::of(about), snapshot, (&nobody(), peers))
+}
+
+/// An observer that is not interested.
+fn nobody() -> Observer {
+    Arc::new(|_| {})
+}

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use meshloom::hlo::message::listed;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::PjrtError;
-use meshloom_models::parameters::list;
 
 /// An error in reading or writing a checkpoint.
 #[derive(thiserror::Error)]
@@ -119,7 +119,7 @@ pub enum CheckpointError {
     /// The checkpoint has values that the state lacks.
     #[error(
         "{folder:?} has {} that the run lacks; model and optimizer must be those of the run that wrote it",
-        list(paths)
+        listed("value", paths)
     )]
     Unexpected {
         /// The checkpoint.

@@ -13,13 +13,14 @@ use super::folder::{Directory, Observer, failed, sync_folder};
 use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
 use super::snapshot::{Piece, Pieces, Snapshot};
 use super::{CheckpointError, MANIFEST, Phase, SUMS};
-use crate::data::{DataDigest, hex};
+use crate::data::{DataDigest, Hashing, hex};
 use crate::model_folder::MODEL;
 use crate::peers::Peers;
 use meshloom::hlo::all_finite;
 use meshloom::pjrt::runs;
-use meshloom_models::parameters;
+use meshloom_models::parameters::stored_dtype;
 use meshloom_models::published::{ModelFile, ModelFiles};
+use meshloom_models::weights::arrange;
 
 /// The number of bytes that are handed to the system at once.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -30,6 +31,13 @@ pub(crate) struct Contents {
     pub about: About,
     pub digests: Vec<DataDigest>,
     pub model: ModelFiles,
+}
+
+impl Contents {
+    /// Those of a checkpoint without data and without files of a model.
+    pub(super) fn of(about: About) -> Contents {
+        Contents { about, digests: Vec::new(), model: ModelFiles::default() }
+    }
 }
 
 /// Writes a checkpoint. It gets the name of a checkpoint only when all of it is on disk; the path is that name.
@@ -208,18 +216,16 @@ fn write_pieces<'a>(
 ) -> Result<Vec<(usize, super::manifest::StoredPiece, bool)>, CheckpointError> {
     let named = pieces.into_iter().filter_map(|piece| {
         let name = format!("{}{}", path(&piece), describe(&piece));
-        Some((parameters::stored_dtype(piece.view.dtype)?, name, piece))
+        Some((stored_dtype(piece.view.dtype)?, name, piece))
     });
     let mut named: Vec<(Dtype, String, Piece)> = named.collect();
-    parameters::sort(&mut named);
-    let header = parameters::header(&file.path, named.iter().map(|(dtype, name, piece)| (*dtype, name, piece.ty())))
-        .map_err(|error| failed("write", &file.path, io::Error::other(error.to_string())))?;
-    file.write(&(header.len() as u64).to_le_bytes())?;
+    let too_long = || failed("write", &file.path, io::Error::other("the paths are too long for a file"));
+    let header = arrange(&mut named, Piece::ty).ok_or_else(too_long)?;
     file.write(&header)?;
     let mut placed = Vec::with_capacity(named.len());
     for (_, _, piece) in named {
         let start = piece.stored(index, file.bytes);
-        let values = piece.held.values()?;
+        let values = (piece.held)()?;
         let mut is_finite = true;
         for run in runs(&piece.view, &piece.segment.local) {
             let bytes = &values.bytes()[run];
@@ -241,7 +247,7 @@ fn describe(piece: &Piece) -> String {
 /// A file whose bytes are hashed on their way.
 struct HashedFile {
     path: PathBuf,
-    out: BufWriter<Hashing>,
+    out: BufWriter<Hashing<File>>,
     /// Bytes so far.
     bytes: u64,
 }
@@ -249,7 +255,7 @@ struct HashedFile {
 impl HashedFile {
     fn create(path: &Path) -> Result<HashedFile, CheckpointError> {
         let file = File::create_new(path).map_err(|source| failed("create", path, source))?;
-        let out = BufWriter::with_capacity(BUFFER_BYTES, Hashing { file, hash: Sha256::new() });
+        let out = BufWriter::with_capacity(BUFFER_BYTES, Hashing { to: file, hash: Sha256::new() });
         Ok(HashedFile { path: path.to_owned(), out, bytes: 0 })
     }
 
@@ -261,27 +267,11 @@ impl HashedFile {
     /// Waits until the file is on the disk. Returns its line in the list of checksums.
     fn finish(self, name: &str, tell: &Observer) -> Result<String, CheckpointError> {
         let HashedFile { path, out, .. } = self;
-        let Hashing { file, hash } = out.into_inner().map_err(|error| failed("write", &path, error.into_error()))?;
+        let Hashing { to: file, hash } =
+            out.into_inner().map_err(|error| failed("write", &path, error.into_error()))?;
         tell(Phase::FileWritten);
         file.sync_all().map_err(|source| failed("sync", &path, source))?;
         tell(Phase::FileSynced);
         Ok(format!("{}  {name}\n", hex(&hash.finalize())))
-    }
-}
-
-struct Hashing {
-    file: File,
-    hash: Sha256,
-}
-
-impl Write for Hashing {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.file.write(bytes)?;
-        self.hash.update(&bytes[..count]);
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
     }
 }

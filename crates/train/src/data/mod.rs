@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use digest::DataDigest;
-pub(crate) use digest::hex;
+pub(crate) use digest::{Hashing, hash_rest, hex};
 pub use error::DataError;
 pub use prepare::{SkippedLines, Tokenized};
 

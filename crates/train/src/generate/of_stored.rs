@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{Generator, GeneratorOptions};
 use crate::Error;
 use crate::published::StoredModel;
-use crate::tokenizer::{SpecialTokens, Tokenizer};
+use crate::tokenizer::{self, Tokenizer};
 use meshloom::compile::LowerOptions;
 use meshloom::pjrt::Client;
 use meshloom_nn::GeneratingDecoder;
@@ -44,13 +44,13 @@ impl StoredModel {
         self.model_folder().is_some()
     }
 
-    /// The tokens that end texts of a published model: see [`SpecialTokens`]. Other models have none.
+    /// The tokens that end texts of a published model: see [`tokenizer::stop_tokens`]. Other models have none.
     ///
     /// # Errors
     /// A file of the model cannot be read, or says something else than tokens.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<i32>, Error> {
         let Some(folder) = self.model_folder() else { return Ok(Vec::new()) };
-        Ok(SpecialTokens::open(folder, tokenizer)?.stops)
+        Ok(tokenizer::stop_tokens(folder, tokenizer)?)
     }
 
     /// The folder of the published model, or what a checkpoint keeps of it.

@@ -46,7 +46,7 @@ impl ModelFolder {
     /// The parameters of the config's model, to be read.
     pub(crate) fn source(&self, config: &RunConfig, declared: &impl Tree<Leaf = Param>) -> Result<Source<'_>, Error> {
         match self {
-            ModelFolder::Checkpoint(checkpoint) => Source::checkpoint(checkpoint, declared),
+            ModelFolder::Checkpoint(checkpoint) => Ok(Source::Checkpoint(checkpoint.parameters(declared)?)),
             ModelFolder::Published(folder) => published_source(folder, config),
         }
     }

@@ -1,15 +1,14 @@
 //! New parameters for a state on the devices: each device's part is read on its own, so the host never has a whole one.
 
 use std::ops::Range;
-use std::path::Path;
 
 use crate::Error;
-use crate::checkpoint::{Checkpoint, ParameterLeaves};
+use crate::checkpoint::ParameterLeaves;
 use meshloom::compile::Program;
 use meshloom::ir::{DType, InternalError, Literal};
 use meshloom::pjrt::{Array, ArraySpec, Client};
 use meshloom::trace::{LayerPath, MapTree, Param, Tree};
-use meshloom_models::parameters::{self, LoadOptions, ParameterFile};
+use meshloom_models::parameters::ParameterFile;
 use meshloom_models::published::{ModelFiles, PublishedWeights};
 
 /// The prefixes of the paths of parameters in the state of a run, each with whether a dimension over replicas stands
@@ -32,24 +31,7 @@ pub(crate) enum Source<'a> {
     Published(PublishedWeights),
 }
 
-impl<'a> Source<'a> {
-    /// A file that has these parameters and no others.
-    pub(crate) fn file(
-        path: &Path,
-        declared: &impl Tree<Leaf = Param>,
-        options: LoadOptions,
-    ) -> Result<Source<'a>, Error> {
-        Ok(Source::File(parameters::open_for(path, declared, options)?))
-    }
-
-    /// A checkpoint that has these parameters.
-    pub(crate) fn checkpoint(
-        checkpoint: &'a Checkpoint,
-        declared: &impl Tree<Leaf = Param>,
-    ) -> Result<Source<'a>, Error> {
-        Ok(Source::Checkpoint(checkpoint.parameters(declared)?))
-    }
-
+impl Source<'_> {
     /// A box of a parameter of these dimensions, in the type that it is stored in.
     pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &[Range<usize>]) -> Result<Literal, Error> {
         Ok(match self {
@@ -58,9 +40,7 @@ impl<'a> Source<'a> {
             Source::Published(weights) => weights.read_part(path, dims, shard)?,
         })
     }
-}
 
-impl Source<'_> {
     /// The parameters of a model as the first arguments of a program: each device's part is read on its own.
     pub(crate) fn put(&self, declared: &impl Tree<Leaf = Param>, program: &Program) -> Result<Vec<Array>, Error> {
         let executable = program.executable();

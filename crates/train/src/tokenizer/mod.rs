@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use meshloom::hlo::files;
 use sha2::{Digest, Sha256};
-pub use special::SpecialTokens;
+pub use special::stop_tokens;
 pub use stream::TextStream;
 use subword::Subword;
 
