@@ -100,13 +100,8 @@ pub enum ParameterError {
     #[error(transparent)]
     Leaves(#[from] LeafCountError),
     /// Two parameters have one path, or one has none.
-    #[error(
-        "the path {path:?} does not name one parameter; wrap the parameters in a `tree!` struct, a tuple or a vector"
-    )]
-    Path {
-        /// The path.
-        path: String,
-    },
+    #[error("the path {0:?} does not name one parameter; wrap the parameters in a `tree!` struct, a tuple or a vector")]
+    Path(String),
 }
 
 meshloom::hlo::debug_is_message!(ParameterError);
@@ -146,7 +141,6 @@ pub fn own_dtype(stored: Dtype) -> Option<DType> {
     DTYPES.iter().find(|(_, dtype)| *dtype == stored).map(|&(own, _)| own)
 }
 
-/// The leaves of a tree by path.
 fn named_leaves<T: Tree>(tree: &T) -> Result<Vec<(String, T::Leaf)>, ParameterError>
 where
     T::Leaf: Clone,
@@ -154,7 +148,7 @@ where
     let named: Vec<(String, T::Leaf)> = tree.paths().into_iter().zip(tree.leaves()).collect();
     let mut seen = HashSet::new();
     match named.iter().find(|(path, _)| path.is_empty() || !seen.insert(path.as_str())) {
-        Some((path, _)) => Err(ParameterError::Path { path: path.clone() }),
+        Some((path, _)) => Err(ParameterError::Path(path.clone())),
         None => Ok(named),
     }
 }
@@ -352,11 +346,10 @@ impl ParameterFile {
     /// The parameter is missing, the box is not within it, or the file cannot be read.
     pub fn read_part(&self, path: &str, region: &[Range<usize>]) -> Result<Literal, ParameterError> {
         let tensor = self.tensor(path)?;
-        let dtype = own_dtype(tensor.dtype).filter(|_| fits(&tensor.shape, region));
+        let own = own_dtype(tensor.dtype);
         let ends: Vec<usize> = region.iter().map(|range| range.end).collect();
-        let mismatch =
-            || self.mismatch(tensor, &TensorType::new(own_dtype(tensor.dtype).unwrap_or(DType::F32), &ends), "");
-        let dtype = dtype.ok_or_else(mismatch)?;
+        let mismatch = || self.mismatch(tensor, &TensorType::new(own.unwrap_or(DType::F32), &ends), "");
+        let dtype = own.filter(|_| fits(&tensor.shape, region)).ok_or_else(mismatch)?;
         let part = TensorType::new(dtype, &region.iter().map(Range::len).collect::<Vec<_>>());
         let mut bytes = vec![0; part.byte_count()];
         let read = tensor.read(&self.file, dtype.byte_count(), region, &mut bytes);

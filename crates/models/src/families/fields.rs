@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use super::FamilyError;
 use super::keys::{Key, Null};
+use super::{ConfigFault, FamilyError};
 
 const LAYERS: &str = "num_hidden_layers";
 
@@ -109,7 +109,6 @@ impl<'j> Fields<'j> {
         first
     }
 
-    /// Returns the meaning of null for a key.
     fn null(&self, key: &str) -> Null {
         self.keys.iter().find(|known| known.name == key).map_or(Null::Nothing, |known| known.null)
     }
@@ -140,7 +139,7 @@ impl<'j> Fields<'j> {
 
     /// A key that must be there.
     pub(super) fn missing(&self, key: &str) -> FamilyError {
-        FamilyError::Missing { file: self.file.to_owned(), key: self.path(key) }
+        self.fault(ConfigFault::Missing(self.path(key)))
     }
 
     /// The name of a key with its sections.
@@ -155,7 +154,7 @@ impl<'j> Fields<'j> {
             true => found.to_owned(),
             false => format!("{found} (the default, as the file does not have the key)"),
         };
-        FamilyError::Wrong { file: self.file.to_owned(), key: self.path(key), found, expected: expected.to_owned() }
+        self.fault(ConfigFault::Wrong { key: self.path(key), found, expected: expected.to_owned() })
     }
 
     /// Returns a section; `None` where it is missing or null.
@@ -276,7 +275,7 @@ impl<'j> Fields<'j> {
     /// A value that cannot be computed here.
     pub(super) fn unsupported(&self, key: &str, found: &str, known: &str) -> FamilyError {
         let [found, known] = [found, known].map(str::to_owned);
-        FamilyError::Unsupported { file: self.file.to_owned(), key: self.path(key), found, known }
+        self.fault(ConfigFault::Unsupported { key: self.path(key), found, known })
     }
 
     /// A number that must be another.
@@ -284,9 +283,9 @@ impl<'j> Fields<'j> {
         self.wrong(key, &found.to_string(), expected)
     }
 
-    /// A model of more parameters than can be counted.
-    pub(super) fn too_large(&self, parameters: u128) -> FamilyError {
-        FamilyError::TooLarge { file: self.file.to_owned(), parameters }
+    /// A fault of the file.
+    pub(super) fn fault(&self, fault: ConfigFault) -> FamilyError {
+        FamilyError::File { file: self.file.to_owned(), fault }
     }
 }
 

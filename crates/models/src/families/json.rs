@@ -6,11 +6,22 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use serde_json::{Map, Number, Value};
 
 /// A value in which no object has a key twice.
-pub struct Unambiguous(pub Value);
+struct Unambiguous(Value);
 
 impl<'de> Deserialize<'de> for Unambiguous {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unambiguous, D::Error> {
         deserializer.deserialize_any(Reader).map(Unambiguous)
+    }
+}
+
+/// The object that a text is.
+///
+/// # Errors
+/// The text is not JSON, or another value.
+pub fn object(text: &str) -> Result<Map<String, Value>, String> {
+    match serde_json::from_str(text).map_err(|error| error.to_string())? {
+        Unambiguous(Value::Object(object)) => Ok(object),
+        Unambiguous(_) => Err("it is another value".to_owned()),
     }
 }
 

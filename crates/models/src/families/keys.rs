@@ -6,9 +6,7 @@ use serde_json::{Map, Value};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
     pub(super) name: &'static str,
-    /// The value of a missing key.
     missing: Missing,
-    /// The meaning of null.
     pub(super) null: Null,
 }
 

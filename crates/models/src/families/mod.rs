@@ -18,7 +18,7 @@ mod presets;
 pub mod size;
 mod tensors;
 
-pub use error::FamilyError;
+pub use error::{ConfigFault, FamilyError};
 pub use fields::MOST_LAYERS;
 pub use presets::{PRESETS, preset};
 pub(crate) use tensors::Form;
@@ -30,7 +30,6 @@ use std::path::Path;
 pub const CONFIG: &str = "config.json";
 
 use fields::Fields;
-use json::Unambiguous;
 use keys::{Key, Shared};
 use meshloom::hlo::files;
 use meshloom::hlo::suggest::did_you_mean;
@@ -49,11 +48,9 @@ struct Family {
     keys: &'static [Key],
     /// Makes the architecture of a model from the keys of its `config.json`.
     describe: fn(&Fields<'_>) -> Result<Architecture, FamilyError>,
-    /// The names of its tensors.
     names: Names,
 }
 
-/// All families.
 const FAMILIES: [&Family; 10] = [
     &llama::LLAMA,
     &llama::QWEN2,
@@ -186,11 +183,8 @@ impl Published {
     /// # Errors
     /// As of [`Published::open`].
     pub fn parse(file: &str, text: &str) -> Result<Published, FamilyError> {
-        let broken = |reason: String| FamilyError::Json { file: file.to_owned(), reason };
-        let object = match serde_json::from_str(text).map_err(|error| broken(error.to_string()))? {
-            Unambiguous(Value::Object(object)) => object,
-            Unambiguous(_) => return Err(broken("it is another value".to_owned())),
-        };
+        let object = json::object(text)
+            .map_err(|reason| FamilyError::File { file: file.to_owned(), fault: ConfigFault::Json(reason) })?;
         match object.get("text_config") {
             Some(Value::Object(decoder)) => Published::of_decoder(file, &object, decoder),
             _ => Ok(Published { text: text.to_owned(), ..Published::of_text(file, &object)? }),
@@ -200,16 +194,11 @@ impl Published {
     /// The model with the layers that predict further tokens, or without: its tensors are those of its parameters.
     #[must_use]
     pub fn predicting_further(&self, predicts: bool) -> Published {
-        Published { architecture: self.architecture_predicting_further(predicts), ..self.clone() }
-    }
-
-    /// Returns the architecture, with or without the layers that predict further tokens.
-    pub fn architecture_predicting_further(&self, predicts: bool) -> Architecture {
         let further = if predicts { self.further.clone() } else { Vec::new() };
-        Architecture { further, ..self.architecture.clone() }
+        let architecture = Architecture { further, ..self.architecture.clone() };
+        Published { architecture, ..self.clone() }
     }
 
-    /// Returns the keys and values of the file.
     pub(crate) fn object(&self) -> Map<String, Value> {
         // The text has been read before.
         serde_json::from_str(&self.text).unwrap_or_default()
@@ -220,15 +209,14 @@ impl Published {
         let known = || FAMILIES.iter().map(|family| family.model_type).collect();
         let plain = Fields::new(file, "", object, &[], &nothing);
         let Some(found) = plain.text_or_null("model_type")? else {
-            return Err(FamilyError::NoType { file: file.to_owned(), known: known() });
+            return Err(plain.fault(ConfigFault::NoType(known())));
         };
         if OUTER_TYPES.iter().any(|(outer, _)| *outer == found) {
             return Err(plain.missing("text_config"));
         }
         let Some(family) = FAMILIES.iter().find(|family| family.model_type == found) else {
             let hint = did_you_mean(found, FAMILIES.iter().map(|family| family.model_type));
-            let (file, found) = (file.to_owned(), found.to_owned());
-            return Err(FamilyError::UnknownType { file, found, hint, known: known() });
+            return Err(plain.fault(ConfigFault::UnknownType { found: found.to_owned(), hint, known: known() }));
         };
         let keys = family.shared.with(family.keys);
         Published::of(family, &Fields::new(file, "", object, &keys, &keys::missing(&keys)))
@@ -245,7 +233,7 @@ impl Published {
         let found = outer.text_or_null("model_type")?.unwrap_or_default();
         let Some((_, family)) = OUTER_TYPES.iter().find(|(known, _)| *known == found) else {
             let known = OUTER_TYPES.iter().map(|(known, _)| *known).collect();
-            return Err(FamilyError::UnknownOuterType { file: file.to_owned(), found: found.to_owned(), known });
+            return Err(outer.fault(ConfigFault::UnknownOuterType { found: found.to_owned(), known }));
         };
         let keys = family.shared.with(family.keys);
         let missing = keys::missing(&keys);
@@ -263,7 +251,7 @@ impl Published {
             // transformers asks the whole model, and not its decoder.
             architecture: Architecture { tied_embeddings: tied, ..of_decoder.architecture },
             dtype: of_decoder.dtype.or(dtype),
-            text: decoder_alone(file, object, decoder, family, tied)?,
+            text: decoder_alone(object, decoder, family, tied),
             unknown_keys,
             ..of_decoder
         })
@@ -275,10 +263,7 @@ impl Published {
         let mut architecture = (family.describe)(fields)?;
         size::check(fields, &architecture)?;
         let further = std::mem::take(&mut architecture.further);
-        let max_length = match fields.is_written(MAX_LENGTH) {
-            true => fields.count_or_null(MAX_LENGTH)?,
-            false => None,
-        };
+        let max_length = if fields.is_written(MAX_LENGTH) { fields.count_or_null(MAX_LENGTH)? } else { None };
         let (dtype, fp8_block) = (dtype(fields)?, fp8_block(fields)?);
         let mut unknown_keys = fields.unused();
         unknown_keys.retain(|key| {
@@ -300,13 +285,7 @@ impl Published {
 }
 
 /// Returns the text of a file that has a decoder alone: its section, with the keys beside it.
-fn decoder_alone(
-    file: &str,
-    outer: &Map<String, Value>,
-    decoder: &Map<String, Value>,
-    family: &Family,
-    tied: bool,
-) -> Result<String, FamilyError> {
+fn decoder_alone(outer: &Map<String, Value>, decoder: &Map<String, Value>, family: &Family, tied: bool) -> String {
     let mut alone = decoder.clone();
     for key in ["dtype", "torch_dtype"] {
         let value = decoder.get(key).or(outer.get(key));
@@ -314,8 +293,7 @@ fn decoder_alone(
     }
     alone.insert("model_type".to_owned(), family.model_type.into());
     alone.insert("tie_word_embeddings".to_owned(), tied.into());
-    let broken = |error: serde_json::Error| FamilyError::Json { file: file.to_owned(), reason: error.to_string() };
-    serde_json::to_string_pretty(&alone).map_err(broken)
+    format!("{:#}", Value::Object(alone))
 }
 
 const MAX_LENGTH: &str = "max_position_embeddings";

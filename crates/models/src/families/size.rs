@@ -2,8 +2,8 @@
 
 use meshloom_nn::{Architecture, AttentionConfig, FeedForwardConfig, LayerConfig};
 
-use super::FamilyError;
 use super::fields::Fields;
+use super::{ConfigFault, FamilyError};
 
 /// So many parameters of eight bytes, with two moments each, have sizes in bytes that fit in 63 bits. Far more than any
 /// model has.
@@ -31,7 +31,7 @@ pub(super) fn check(fields: &Fields<'_>, architecture: &Architecture) -> Result<
         return Err(fields.out_of_range(key, experts, &format!("at most {MOST_EXPERTS} in all layers together")));
     }
     let parameters = parameter_bound(architecture);
-    if parameters > MOST_PARAMETERS { Err(fields.too_large(parameters)) } else { Ok(()) }
+    if parameters > MOST_PARAMETERS { Err(fields.fault(ConfigFault::TooLarge(parameters))) } else { Ok(()) }
 }
 
 /// The experts of all layers.

@@ -60,7 +60,6 @@ impl Part {
     }
 }
 
-/// The table of tokens.
 const TABLE: &str = "model.embed_tokens.weight";
 
 /// The head of a decoder whose head is not tied.
@@ -105,7 +104,6 @@ impl Published {
     }
 }
 
-/// The tensor of a parameter outside the layers.
 fn outside(name: &str, dims: &[usize], architecture: &Architecture) -> Part {
     match name {
         "head" => transposed(HEAD.to_owned(), dims[0], architecture.vocab),

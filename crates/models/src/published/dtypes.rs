@@ -14,9 +14,7 @@ pub(super) const DTYPES: &str = "meshloom-dtypes.json";
 /// The types of a published model's tensors, as they are read: `bf16` of quantized ones.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Dtypes {
-    /// The type of most tensors.
     most: String,
-    /// The types of the other tensors, by name.
     others: BTreeMap<String, String>,
 }
 
@@ -42,7 +40,6 @@ impl Dtypes {
         serde_json::json!(self).to_string()
     }
 
-    /// The type of a tensor.
     pub(super) fn get(&self, tensor: &str) -> Option<DType> {
         DType::from_name(self.others.get(tensor).unwrap_or(&self.most))
     }

@@ -13,7 +13,7 @@ use super::dtypes::{DTYPES, Dtypes};
 use super::{ModelFiles, tensor_layout};
 use crate::families::{CONFIG, Part, Published, TensorsOf};
 use crate::parameters::stored_dtype;
-use crate::weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, WeightsWriter, whole};
+use crate::weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, whole, write_weights};
 
 /// How parameters are written.
 #[derive(Clone, Copy, Debug)]
@@ -82,22 +82,24 @@ pub fn export<E: From<WeightsError>>(
         let copies = copies.iter().filter(|(_, original)| *original == target.name).map(|(copy, _)| copy.clone());
         once(target.name.to_owned()).chain(copies).collect()
     };
-    let mut specs = Vec::with_capacity(targets.len() + copies.len());
+    let (mut specs, mut of_spec) = (Vec::new(), Vec::new());
     for target in &targets {
-        let spec = target.spec(own(target)?)?;
-        specs.extend(names(target).into_iter().map(|name| TensorSpec { name, ..spec.clone() }));
-    }
-    let mut writer = WeightsWriter::create(folder, &specs, options.max_shard_bytes)?;
-    let mut bytes = 0;
-    for target in &targets {
-        let tensor = target.read(own(target)?, &part)?;
+        let dtype = own(target)?;
+        let spec = target.spec(dtype)?;
         for name in names(target) {
-            bytes += tensor.len() as u64;
-            writer.write(&name, &tensor)?;
+            specs.push(TensorSpec { name, ..spec.clone() });
+            of_spec.push((target, dtype));
         }
     }
-    files(model_files, published).write(folder)?;
-    writer.finish()?;
+    let (mut of_spec, mut bytes) = (of_spec.into_iter(), 0);
+    let bytes_of = |_: &TensorSpec| -> Result<Vec<u8>, E> {
+        let read = of_spec.next().map(|(target, dtype)| target.read(dtype, &part));
+        let tensor = read.transpose()?.unwrap_or_default();
+        bytes += tensor.len() as u64;
+        Ok(tensor)
+    };
+    let complete = || -> Result<(), E> { Ok(files(model_files, published).write(folder)?) };
+    write_weights(folder, &specs, options.max_shard_bytes, bytes_of, complete)?;
     Ok(Exported { tensors: specs.len(), bytes })
 }
 
@@ -126,7 +128,6 @@ impl Target<'_> {
         Ok(TensorSpec { name: self.name.to_owned(), dtype: stored, shape: self.dims.to_vec() })
     }
 
-    /// The bytes of the tensor, of this type.
     fn read<E>(
         &self,
         dtype: DType,
@@ -150,7 +151,6 @@ impl Share<'_> {
         LayerPath { name: self.parameter.name.clone(), numbers }.to_string()
     }
 
-    /// The box of the parameter.
     fn shard(&self) -> Vec<Range<usize>> {
         let mut shard = whole(&self.parameter.dims);
         if let (Some(index), Some(first)) = (self.index, shard.first_mut()) {
@@ -160,7 +160,6 @@ impl Share<'_> {
     }
 }
 
-/// The type that a tensor is written in.
 fn dtype_of<E>(
     target: &Target<'_>,
     known: Option<&Dtypes>,

@@ -33,7 +33,6 @@ pub struct PublishedWeights {
     parameters: HashMap<String, PublishedParameter>,
     /// The types of the tensors, by their names in a folder of the decoder alone.
     dtypes: HashMap<String, DType>,
-    /// Tensors that are left out on purpose.
     skipped: Vec<String>,
 }
 
@@ -142,18 +141,16 @@ impl PublishedWeights {
         shard: &[Range<usize>],
         into: &mut Vec<u8>,
     ) -> Result<(), WeightsError> {
-        let (dtype, dims) = (parameter.dtype, &of_layer.dims[..]);
-        let read = |tensor: &str, region: &[Range<usize>]| self.read(tensor, region, dtype);
-        match &of_layer.parts[..] {
-            [part] => {
-                tensor_layout::take(part, (dims, shard), dtype.byte_count(), |region| read(&part.tensor, region), into)
-            }
+        let dims = &of_layer.dims[..];
+        let (parts, dims, shard) = match &of_layer.parts[..] {
+            [part] => (std::slice::from_ref(part), dims, shard),
             // Each expert is a tensor of its own.
-            parts => parts[shard[0].clone()].iter().try_for_each(|part| {
-                let of_expert = (&dims[1..], &shard[1..]);
-                tensor_layout::take(part, of_expert, dtype.byte_count(), |region| read(&part.tensor, region), into)
-            }),
-        }
+            parts => (&parts[shard[0].clone()], &dims[1..], &shard[1..]),
+        };
+        parts.iter().try_for_each(|part| {
+            let read = |region: &[Range<usize>]| self.read(&part.tensor, region, parameter.dtype);
+            tensor_layout::take(part, (dims, shard), parameter.dtype.byte_count(), read, into)
+        })
     }
 
     /// The bytes of a box of a tensor, of this type.
@@ -169,7 +166,6 @@ impl PublishedWeights {
     }
 }
 
-/// The type that a tensor is read as.
 fn dtype_of(weights: &Weights, tensor: &str) -> Result<DType, WeightsError> {
     // A tensor that is missing is reported with all others.
     let Ok(found) = weights.tensor(tensor) else { return Ok(DType::F32) };

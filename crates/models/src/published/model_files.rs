@@ -70,13 +70,11 @@ impl ModelFiles {
         files
     }
 
-    /// The same without a file of this name.
     pub(crate) fn without(mut self, name: &str) -> ModelFiles {
         self.0.retain(|file| file.name != name);
         self
     }
 
-    /// Writes the files into a folder.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), WeightsError> {
         self.iter().try_for_each(|file| {
             let path = folder.join(&file.name);

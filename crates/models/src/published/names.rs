@@ -27,7 +27,6 @@ impl Names {
         Names { within: WITHIN.into_iter().find(|(model, _)| has(model)) }
     }
 
-    /// The name in the folder of a tensor of the decoder.
     pub(super) fn in_folder(self, name: &str) -> String {
         match (self.within, name.strip_prefix("model.")) {
             (None, _) => name.to_owned(),

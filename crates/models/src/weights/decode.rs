@@ -6,12 +6,9 @@ use half::f16;
 use meshloom::hlo::F8E4M3FN;
 use safetensors::Dtype;
 
-/// Writes the numbers that the bytes of the same number of elements stand for.
-pub(crate) type Decode = fn(&[u8], &mut [f32]);
-
-/// Returns the bytes of an element and the function that decodes elements, or `None` for a dtype that is not read as
-/// numbers.
-pub fn decoder(dtype: Dtype) -> Option<(usize, Decode)> {
+/// Returns the bytes of an element and the function that writes the numbers that elements stand for, or `None` for a
+/// dtype that is not read as numbers.
+pub fn decoder(dtype: Dtype) -> Option<(usize, fn(&[u8], &mut [f32]))> {
     Some(match dtype {
         Dtype::F32 => (4, |bytes, out| decode(bytes, out, f32::from_le_bytes)),
         // The upper half of an f32.

@@ -15,13 +15,10 @@ use super::tensor::Encoding;
 pub enum WeightsError {
     /// A folder without weights.
     #[error(
-        "there are no weights in {folder:?}: it has neither model.safetensors nor model.safetensors.index.json; give \
+        "there are no weights in {0:?}: it has neither model.safetensors nor model.safetensors.index.json; give \
          the folder of a checkpoint whose download is complete"
     )]
-    None {
-        /// The folder.
-        folder: PathBuf,
-    },
+    None(PathBuf),
     /// Something cannot be read.
     #[error("cannot read {path:?}: {source}; give a folder with files that can be read")]
     Read {
@@ -31,11 +28,8 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// A pipe, device or folder in the place of a file.
-    #[error("{path:?} is not a file; give the folder of a checkpoint as it was published")]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+    #[error("{0:?} is not a file; give the folder of a checkpoint as it was published")]
+    NotAFile(PathBuf),
     /// A file is not what the format asks for.
     #[error("{path:?} cannot be used: {fault}")]
     File {
@@ -168,13 +162,10 @@ pub enum WeightsError {
     },
     /// A file of an unfinished writer is in the way.
     #[error(
-        "{path:?} is there: another writer is at work, or one was killed; wait for it, or delete the file if there is \
+        "{0:?} is there: another writer is at work, or one was killed; wait for it, or delete the file if there is \
          none"
     )]
-    Unfinished {
-        /// The file.
-        path: PathBuf,
-    },
+    Unfinished(PathBuf),
     /// A tensor that no file can hold is to be written.
     #[error("tensor {tensor:?} cannot be written: {reason}")]
     Declared {
@@ -184,34 +175,17 @@ pub enum WeightsError {
         reason: &'static str,
     },
     /// A file would get a header that readers refuse.
-    #[error("the header of {file} would have more than {MAX_HEADER_BYTES} bytes; write smaller shards")]
-    HeaderTooLong {
-        /// The file.
-        file: String,
-    },
-    /// Data of a tensor that was not declared.
-    #[error("tensor {tensor:?} was not declared{suggestion}; give all tensors when the writer is made")]
-    Undeclared {
-        /// The tensor.
-        tensor: String,
-        /// Empty, or a nearby name.
-        suggestion: String,
-    },
-    /// More data than a tensor has room for.
-    #[error("tensor {tensor:?} has {expected} bytes, but was given {found}; give each byte once")]
-    Excess {
+    #[error("the header of {0} would have more than {MAX_HEADER_BYTES} bytes; write smaller shards")]
+    HeaderTooLong(String),
+    /// The bytes of a tensor are not those that its dtype and shape need.
+    #[error("tensor {tensor:?} has {expected} bytes, but was given {found}; give all of them, and no more")]
+    Length {
         /// The tensor.
         tensor: String,
         /// Its bytes.
         expected: u64,
-        /// The bytes given, with the last ones, which were not written.
+        /// The bytes given.
         found: u64,
-    },
-    /// The writer was to finish before all data was there.
-    #[error("not all bytes were given of {}; write them before you finish", listed("tensor", tensors))]
-    Incomplete {
-        /// The tensors that lack some, sorted.
-        tensors: Vec<String>,
     },
 }
 

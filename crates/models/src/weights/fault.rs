@@ -13,23 +13,17 @@ pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 #[derive(thiserror::Error)]
 pub enum FileFault {
     /// It has no room for the length of a header.
-    #[error("it has {}, and a safetensors file at least 8; download the file again", counted(bytes, "byte"))]
-    Empty {
-        /// Its bytes.
-        bytes: u64,
-    },
+    #[error("it has {}, and a safetensors file at least 8; download the file again", counted(.0, "byte"))]
+    Empty(u64),
     /// It cannot be read.
     #[error("{0}")]
     Read(io::Error),
     /// The header is longer than any.
     #[error(
-        "its header has {length} bytes by its first 8 bytes, and at most {MAX_HEADER_BYTES} are allowed; this is no \
+        "its header has {0} bytes by its first 8 bytes, and at most {MAX_HEADER_BYTES} are allowed; this is no \
          safetensors file, so download the file again"
     )]
-    HeaderTooLong {
-        /// The length of the header.
-        length: u64,
-    },
+    HeaderTooLong(u64),
     /// The header is longer than the file.
     #[error(
         "its header has {}, but only {rest} are there; it is cut off, so download the file again",
@@ -116,22 +110,16 @@ pub enum FileFault {
         bytes: u64,
     },
     /// Bytes after the last tensor.
-    #[error("no tensor has its last {}; download the file again", counted(bytes, "byte"))]
-    Trailing {
-        /// The number of bytes.
-        bytes: u64,
-    },
+    #[error("no tensor has its last {}; download the file again", counted(.0, "byte"))]
+    Trailing(u64),
 }
 
 /// A fault of an index.
 #[derive(thiserror::Error)]
 pub enum IndexFault {
     /// It is longer than any.
-    #[error("it has {length} bytes, and at most {MAX_HEADER_BYTES} are allowed; download the file again")]
-    TooLong {
-        /// Its bytes.
-        length: u64,
-    },
+    #[error("it has {0} bytes, and at most {MAX_HEADER_BYTES} are allowed; download the file again")]
+    TooLong(u64),
     /// It is not JSON, or states something else.
     #[error("it is damaged: {0}; download the file again")]
     Json(serde_json::Error),
@@ -147,11 +135,8 @@ pub enum IndexFault {
         file: String,
     },
     /// A file that is not there.
-    #[error("its file {file:?} is not there; download it")]
-    MissingFile {
-        /// The file.
-        file: String,
-    },
+    #[error("its file {0:?} is not there; download it")]
+    MissingFile(String),
     /// A tensor in two files.
     #[error("tensor {tensor:?} is in both {first:?} and {second:?}; remove the file that is of another checkpoint")]
     Duplicate {
@@ -192,11 +177,8 @@ pub enum QuantizationFault {
         lacking: String,
     },
     /// It is there without quantization as well.
-    #[error("it is stored both under its name and as {found:?}; remove one of the two")]
-    Twice {
-        /// The quantized one.
-        found: String,
-    },
+    #[error("it is stored both under its name and as {0:?}; remove one of the two")]
+    Twice(String),
     /// A part of it is of another dtype.
     #[error("{part:?} is of dtype {found}, but {expected} is needed; dequantize it with the program that quantized it")]
     Dtype {
@@ -238,11 +220,8 @@ pub enum QuantizationFault {
         block: Option<[usize; 2]>,
     },
     /// A block without elements.
-    #[error("its blocks are of {block:?} elements; give weight_block_size of config.json")]
-    Block {
-        /// The sizes of a block.
-        block: [usize; 2],
-    },
+    #[error("its blocks are of {0:?} elements; give weight_block_size of config.json")]
+    Block([usize; 2]),
 }
 
 meshloom::hlo::debug_is_message!(FileFault);

@@ -50,7 +50,7 @@ impl Files {
         } else if is_there(&folder.join(INDEX))? {
             files.add_all(&folder.join(INDEX))?
         } else {
-            return Err(WeightsError::None { folder: folder.to_owned() });
+            return Err(WeightsError::None(folder.to_owned()));
         };
         Ok((files, tensors))
     }
@@ -94,12 +94,10 @@ impl Files {
         read.map_err(|source| unreadable(&self.folder.join(self.file(tensor)), source))
     }
 
-    /// The name of the file that a tensor is in.
     fn file(&self, tensor: &Stored) -> &str {
         &self.files[tensor.file].0
     }
 
-    /// Opens a file and reads its header.
     fn add(&mut self, name: &str) -> Result<Vec<Stored>, WeightsError> {
         let path = self.folder.join(name);
         let opened = header::open(&path, self.files.len());
@@ -121,7 +119,7 @@ impl Files {
         let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();
         for file in map.values().collect::<BTreeSet<_>>() {
             if !is_there(&self.folder.join(file))? {
-                return Err(faulty(IndexFault::MissingFile { file: file.clone() }));
+                return Err(faulty(IndexFault::MissingFile(file.clone())));
             }
             for tensor in self.add(file)? {
                 let name = tensor.name.clone();
@@ -145,7 +143,6 @@ impl Files {
     }
 }
 
-/// The bytes of an element of a tensor.
 pub(crate) fn element_bytes(tensor: &Stored) -> Result<usize, WeightsError> {
     let bits = tensor.dtype.bitsize();
     let whole = bits.is_multiple_of(8).then_some(bits / 8);
@@ -170,7 +167,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
     let mut file = meshloom::hlo::files::open(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     if length > MAX_HEADER_BYTES {
-        return Err(fault(IndexFault::TooLong { length }));
+        return Err(fault(IndexFault::TooLong(length)));
     }
     let mut text = vec![0; length as usize];
     file.read_exact(&mut text).map_err(failed)?;
@@ -198,7 +195,7 @@ fn is_plain(name: &str) -> bool {
 fn unreadable(path: &Path, source: io::Error) -> WeightsError {
     let path = path.to_owned();
     match source.kind() {
-        io::ErrorKind::InvalidInput => WeightsError::NotAFile { path },
+        io::ErrorKind::InvalidInput => WeightsError::NotAFile(path),
         _ => WeightsError::Read { path, source },
     }
 }

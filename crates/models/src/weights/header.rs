@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use super::fault::{FileFault, MAX_HEADER_BYTES};
 use super::json::{Entries, METADATA};
 
-/// The bytes that hold the length of the header.
 const LENGTH_BYTES: u64 = 8;
 
 /// A tensor as it is stored.
@@ -62,13 +61,13 @@ pub(crate) fn open(path: &Path, index: usize) -> Result<(File, Vec<Stored>), Fil
     let mut file = files::open(path).map_err(FileFault::Read)?;
     let file_bytes = file.metadata().map_err(FileFault::Read)?.len();
     let Some(rest) = file_bytes.checked_sub(LENGTH_BYTES) else {
-        return Err(FileFault::Empty { bytes: file_bytes });
+        return Err(FileFault::Empty(file_bytes));
     };
     let mut length = [0; LENGTH_BYTES as usize];
     file.read_exact(&mut length).map_err(FileFault::Read)?;
     let length = u64::from_le_bytes(length);
     if length > MAX_HEADER_BYTES {
-        return Err(FileFault::HeaderTooLong { length });
+        return Err(FileFault::HeaderTooLong(length));
     }
     if length > rest {
         return Err(FileFault::HeaderCut { length, rest });
@@ -127,7 +126,7 @@ fn check_cover(stored: &[Stored], data: &Range<u64>) -> Result<(), FileFault> {
     }
     match data.end - covered {
         0 => Ok(()),
-        bytes => Err(FileFault::Trailing { bytes }),
+        bytes => Err(FileFault::Trailing(bytes)),
     }
 }
 

@@ -9,7 +9,6 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor
 /// The key beside the names of tensors, for free text.
 pub(crate) const METADATA: &str = "__metadata__";
 
-/// The entries of an object, by name.
 pub(crate) struct Entries<V>(pub(crate) BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {

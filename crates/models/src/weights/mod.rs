@@ -4,6 +4,7 @@ pub(crate) mod decode;
 mod error;
 mod fault;
 pub(crate) mod files;
+mod folder;
 pub(crate) mod header;
 mod json;
 mod ledger;
@@ -11,16 +12,14 @@ pub(crate) mod natural;
 mod quantized;
 pub(crate) mod region;
 mod tensor;
-#[expect(clippy::module_inception)]
-mod weights;
 mod writer;
 
 pub use error::WeightsError;
 pub use fault::{FileFault, IndexFault, QuantizationFault};
+pub use folder::{FP8_BLOCK, Weights};
 pub use header::arrange;
 pub use ledger::Ledger;
 pub use region::whole;
 pub use safetensors::Dtype;
 pub use tensor::{Encoding, Tensor};
-pub use weights::{FP8_BLOCK, Weights};
-pub use writer::{MAX_SHARD_BYTES, TensorSpec, WeightsWriter};
+pub use writer::{MAX_SHARD_BYTES, TensorSpec, write_weights};

@@ -103,7 +103,7 @@ pub(crate) fn assemble(mut stored: BTreeMap<String, Stored>, block: [usize; 2]) 
         } else if is_codes && let Some(base) = name.strip_suffix(MXFP4_BLOCKS) {
             let fault = |fault| (base.to_owned(), Box::new(fault));
             if stored.contains_key(base) {
-                return Err(fault(QuantizationFault::Twice { found: name.clone() }));
+                return Err(fault(QuantizationFault::Twice(name.clone())));
             }
             let (blocks, scales) = take_both(&mut stored, &name, &format!("{base}{MXFP4_SCALES}")).map_err(fault)?;
             tensors.push(mxfp4(base, blocks, scales).map_err(fault)?);
@@ -122,7 +122,6 @@ pub(crate) fn assemble(mut stored: BTreeMap<String, Stored>, block: [usize; 2]) 
     Ok(tensors)
 }
 
-/// Takes values and scales out of the stored tensors.
 fn take_both(
     stored: &mut BTreeMap<String, Stored>,
     values: &str,
@@ -145,7 +144,7 @@ fn fp8_blocks(values: Stored, scales: Stored, block: [usize; 2]) -> Result<Tenso
         return Err(QuantizationFault::Values { part, expected: "[.., rows, columns]", found: values.shape });
     };
     if block.contains(&0) {
-        return Err(QuantizationFault::Block { block });
+        return Err(QuantizationFault::Block(block));
     }
     let mut expected = values.shape.clone();
     let rank = expected.len();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::folder::{self, Directory, Keep, Observer};
+use super::folder::{self, Directory, Observer, nobody};
 use super::read::PARAMS;
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
@@ -22,10 +22,10 @@ use meshloom_models::published::ModelFiles;
 pub struct Checkpointer {
     directory: Arc<Directory>,
     every: u64,
-    keep: Keep,
+    keep_newest: usize,
+    keep_best: usize,
     /// The step of the newest checkpoint, on its way or complete.
     last: u64,
-    /// The checkpoint under way.
     writer: Option<Writer>,
     set_aside: Vec<PathBuf>,
     observer: Observer,
@@ -91,7 +91,8 @@ impl Checkpointer {
         Ok(Checkpointer {
             directory: Arc::new(directory),
             every: config.every as u64,
-            keep: Keep { newest: config.keep, best: config.keep_best },
+            keep_newest: config.keep,
+            keep_best: config.keep_best,
             last,
             writer: None,
             set_aside,
@@ -152,13 +153,14 @@ impl Checkpointer {
         }
         let snapshot = Snapshot::take(&form::leaves(declared, "")?, &state.leaves())?;
         self.last = step;
-        let (directory, observer, keep) = (self.directory.clone(), self.observer.clone(), self.keep);
+        let (directory, observer) = (self.directory.clone(), self.observer.clone());
+        let (newest, best) = (self.keep_newest, self.keep_best);
         let peers = self.peers.clone();
         let is_first = peers.as_ref().is_none_or(|peers| peers.number() == 0);
         let write = move || {
             let folder = write::write(&directory, contents, snapshot, (&observer, peers.as_deref()))?;
             tracing::debug!("wrote the checkpoint {}", folder.display());
-            if is_first { directory.retain(&keep, &observer) } else { Ok(()) }
+            if is_first { directory.retain(newest, best, &observer) } else { Ok(()) }
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         let thread = thread.map_err(|source| folder::failed("start a thread for", self.directory.path(), source))?;
@@ -172,7 +174,7 @@ impl Checkpointer {
     /// The checkpoint cannot be written.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
         let Some(Writer { step, thread }) = self.writer.take() else { return Ok(()) };
-        thread.join().unwrap_or(Err(CheckpointError::Writer { step }))
+        thread.join().unwrap_or(Err(CheckpointError::Writer(step)))
     }
 
     /// Waits for the last checkpoint and gives the directory back.
@@ -256,9 +258,4 @@ pub(crate) fn write_leaves(
     let directory = if is_first { Directory::open(directory)? } else { Directory::beside(directory) };
     let snapshot = Snapshot::take(&form::leaves(declared, "")?, &values.leaves())?;
     write::write(&directory, Contents::of(about), snapshot, (&nobody(), peers))
-}
-
-/// An observer that is not interested.
-fn nobody() -> Observer {
-    Arc::new(|_| {})
 }

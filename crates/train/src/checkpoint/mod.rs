@@ -48,7 +48,6 @@ pub(crate) use write::Contents;
 /// The name of the format, which a manifest begins with.
 const FORMAT: &str = "meshloom checkpoint";
 
-/// The version of the format.
 const VERSION: u64 = 1;
 
 pub(crate) const MANIFEST: &str = "manifest.json";

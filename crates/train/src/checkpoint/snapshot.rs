@@ -19,17 +19,13 @@ pub(super) struct Snapshot {
     pub file_count: usize,
 }
 
-/// The pieces that go into one file.
 pub(super) struct Pieces {
-    /// The number of the file.
     pub file: usize,
-    /// The contents of the file.
     pub pieces: Vec<Piece>,
 }
 
 /// A box of a value, within what a device held.
 pub(super) struct Piece {
-    /// Index of the leaf.
     pub leaf: usize,
     /// Its box in the value and in the bytes.
     pub segment: Segment,
@@ -50,7 +46,6 @@ impl Piece {
         StoredPiece { file, offset, start, dims }
     }
 
-    /// Its own type.
     pub(super) fn ty(&self) -> TensorType {
         let dims: Vec<usize> = self.segment.stored.iter().map(ExactSizeIterator::len).collect();
         TensorType::new(self.view.dtype, &dims)

@@ -17,7 +17,6 @@ use crate::data::{hash_rest, hex};
 /// The longest list that is read: a line for each of a million files.
 const MAX_BYTES: u64 = 1 << 27;
 
-/// The checksums of a folder's files.
 pub(super) struct Sums {
     folder: PathBuf,
     by_name: HashMap<String, String>,

@@ -9,10 +9,10 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::folder::{Directory, Observer, failed, sync_folder};
+use super::folder::{Directory, Observer, failed, nobody, sync_folder};
 use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
 use super::snapshot::{Piece, Pieces, Snapshot};
-use super::{CheckpointError, MANIFEST, Phase, SUMS};
+use super::{CheckpointError, FORMAT, MANIFEST, Phase, SUMS, VERSION};
 use crate::data::{DataDigest, Hashing, hex};
 use crate::model_folder::MODEL;
 use crate::peers::Peers;
@@ -72,7 +72,7 @@ pub(super) fn write(
     meet("begun")?;
     if number > 0 {
         if !unfinished.is_dir() {
-            return Err(CheckpointError::NotShared { folder: unfinished });
+            return Err(CheckpointError::NotShared(unfinished));
         }
         write_values(&unfinished, snapshot, tell)?.tell(&unfinished, number)?;
         meet("written")?;
@@ -105,9 +105,7 @@ impl Values {
     fn tell(&self, folder: &Path, number: usize) -> Result<(), CheckpointError> {
         let path = Values::place(folder, number);
         let text = serde_json::to_vec(self).map_err(|error| failed("write", &path, error.into()))?;
-        let mut file = HashedFile::create(&path)?;
-        file.write(&text)?;
-        file.finish("", &(std::sync::Arc::new(|_| {}) as Observer)).map(drop)
+        HashedFile::whole(&path, "", &text, &nobody()).map(drop)
     }
 
     /// Takes what another process has left.
@@ -167,21 +165,26 @@ fn fill(
         sums += &sum;
     }
     let of_model = write_model_files(folder, &model, &mut sums, tell)?;
-    let mut file = HashedFile::create(&folder.join(MANIFEST))?;
-    let manifest = Manifest::new((about, digests), [of_model, stored], leaves, not_finite.into_iter().collect());
+    let manifest = Manifest {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        meshloom: env!("CARGO_PKG_VERSION").to_owned(),
+        about,
+        data_digests: digests,
+        model_files: of_model,
+        files: stored,
+        leaves,
+        not_finite: not_finite.into_iter().collect(),
+    };
     let text =
         serde_json::to_vec_pretty(&manifest).map_err(|error| failed("write", &folder.join(MANIFEST), error.into()))?;
-    file.write(&text)?;
-    sums += &file.finish(MANIFEST, tell)?;
-    let mut file = HashedFile::create(&folder.join(SUMS))?;
-    file.write(sums.as_bytes())?;
-    file.finish(SUMS, tell)?;
+    sums += &HashedFile::whole(&folder.join(MANIFEST), MANIFEST, &text, tell)?;
+    HashedFile::whole(&folder.join(SUMS), SUMS, sums.as_bytes(), tell)?;
     sync_folder(folder)?;
     tell(Phase::FolderSynced);
     Ok(())
 }
 
-/// Writes the files of a published model, if there are any.
 fn write_model_files(
     folder: &Path,
     model: &ModelFiles,
@@ -195,10 +198,8 @@ fn write_model_files(
             std::fs::create_dir(&own).map_err(|source| failed("create", &own, source))?;
         }
         let name = format!("{MODEL}/{name}");
-        let mut file = HashedFile::create(&folder.join(&name))?;
-        file.write(bytes)?;
-        stored.push(StoredFile { bytes: file.bytes, name: name.clone() });
-        *sums += &file.finish(&name, tell)?;
+        *sums += &HashedFile::whole(&folder.join(&name), &name, bytes, tell)?;
+        stored.push(StoredFile { bytes: bytes.len() as u64, name });
     }
     if !stored.is_empty() {
         sync_folder(&own)?;
@@ -248,7 +249,6 @@ fn describe(piece: &Piece) -> String {
 struct HashedFile {
     path: PathBuf,
     out: BufWriter<Hashing<File>>,
-    /// Bytes so far.
     bytes: u64,
 }
 
@@ -257,6 +257,13 @@ impl HashedFile {
         let file = File::create_new(path).map_err(|source| failed("create", path, source))?;
         let out = BufWriter::with_capacity(BUFFER_BYTES, Hashing { to: file, hash: Sha256::new() });
         Ok(HashedFile { path: path.to_owned(), out, bytes: 0 })
+    }
+
+    /// Writes a file and waits until it is on the disk. Returns its line in the list of checksums.
+    fn whole(path: &Path, name: &str, bytes: &[u8], tell: &Observer) -> Result<String, CheckpointError> {
+        let mut file = HashedFile::create(path)?;
+        file.write(bytes)?;
+        file.finish(name, tell)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {

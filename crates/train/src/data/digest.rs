@@ -16,7 +16,6 @@ pub struct DataDigest {
     pub sha256: String,
 }
 
-/// A checksum as text.
 pub(crate) fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -105,7 +105,6 @@ impl SourceFile {
         }
     }
 
-    /// SHA-256 of the file as it is.
     pub(super) fn digest(&self) -> Result<[u8; 32], DataError> {
         let digest = files::open(&self.path).and_then(|mut file| hash_rest(Sha256::new(), &mut file));
         digest.map_err(self.read_error())

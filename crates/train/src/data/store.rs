@@ -28,7 +28,6 @@ pub(super) const FORM: &str = "meshloom tokens 1";
 /// The bytes that follow the description: its length, and the digest.
 const TAIL: u64 = 8 + 32;
 
-/// The number of files that are held open.
 const OPEN_FILES: usize = 64;
 
 /// The description of an entry.
@@ -106,7 +105,6 @@ impl EntryWriter {
         written.map_err(cache_error("write", &self.path))
     }
 
-    /// Counts a line that is left out.
     pub(super) fn skip(&mut self, line: BadLine) {
         self.about.skipped += 1;
         self.about.first_skipped.get_or_insert(line);
@@ -179,7 +177,6 @@ impl Entries {
         Entries { entries, open: Mutex::new(HashMap::new()) }
     }
 
-    /// Tokens of an entry.
     pub(super) fn tokens(&self, entry: usize, range: Range<u64>) -> Result<Vec<i32>, DataError> {
         let width = self.entries[entry].about.width;
         let bytes = self.read(entry, range.start * width as u64, (range.end - range.start) as usize * width)?;

@@ -56,13 +56,10 @@ pub enum End {
 
 /// The memory traffic of a step, by the cost model of [`cost()`] over the program that the plugin compiled, summed over
 /// all devices.
-/// devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCost {
     /// Bytes that a step reads.
     pub bytes_read: u64,
-    /// Bytes that it writes.
-    pub bytes_written: u64,
     /// Tokens that it gives, one of each row.
     pub tokens: usize,
     /// Bytes of the parameters, once.
@@ -84,7 +81,6 @@ pub struct Generator {
     lowering: Lowering,
     params: Vec<Array>,
     step: Program,
-    /// The programs by the length of prompts.
     prefills: BTreeMap<usize, Program>,
 }
 
@@ -163,7 +159,6 @@ impl Generator {
         let inputs = self.step.inputs();
         Ok(StepCost {
             bytes_read: work.bytes_read * devices as u64,
-            bytes_written: work.bytes_written * devices as u64,
             tokens: self.rows(),
             parameter_bytes: bytes(&inputs[..self.params.len()]),
             cache_bytes: bytes(&inputs[self.params.len()..self.params.len() + caches]),
@@ -211,7 +206,7 @@ impl Generator {
         }
         for (row, Request { prompt, .. }) in requests.iter().enumerate() {
             if prompt.is_empty() {
-                return Err(GenerateError::EmptyPrompt { row });
+                return Err(GenerateError::EmptyPrompt(row));
             }
             let is_unknown = |token: &i32| usize::try_from(*token).map_or(true, |token| token >= vocab);
             if let Some(&token) = prompt.iter().find(|token| is_unknown(token)) {
@@ -263,7 +258,6 @@ impl Generator {
     }
 }
 
-/// The parameters as a program takes them.
 fn put_params(
     lowering: &Lowering,
     program: &Program,

@@ -1,7 +1,5 @@
 //! Generators of stored models.
 
-use std::path::PathBuf;
-
 use super::{Generator, GeneratorOptions};
 use crate::Error;
 use crate::published::StoredModel;
@@ -51,13 +49,5 @@ impl StoredModel {
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<i32>, Error> {
         let Some(folder) = self.model_folder() else { return Ok(Vec::new()) };
         Ok(tokenizer::stop_tokens(folder, tokenizer)?)
-    }
-
-    /// The folder of the published model, or what a checkpoint keeps of it.
-    fn model_folder(&self) -> Option<PathBuf> {
-        match self.checkpoint() {
-            Some(checkpoint) => checkpoint.model_folder(),
-            None => self.published_folder(),
-        }
     }
 }

@@ -28,9 +28,7 @@ pub struct StoredModel {
 /// A folder that has the parameters of a model.
 #[derive(Debug)]
 pub(crate) enum ModelFolder {
-    /// A checkpoint of a run.
     Checkpoint(Box<Checkpoint>),
-    /// A published model.
     Published(PathBuf),
 }
 
@@ -89,10 +87,10 @@ impl StoredModel {
         }
     }
 
-    /// The folder of the published model, if it is one.
-    pub(crate) fn published_folder(&self) -> Option<PathBuf> {
+    /// The folder of the published model, or what a checkpoint keeps of it.
+    pub(crate) fn model_folder(&self) -> Option<PathBuf> {
         match &self.stored {
-            ModelFolder::Checkpoint(_) => None,
+            ModelFolder::Checkpoint(checkpoint) => checkpoint.model_folder(),
             ModelFolder::Published(folder) => Some(folder.clone()),
         }
     }
@@ -125,7 +123,7 @@ fn invalid_folder(folder: &Path, reason: &str) -> ConfigError {
 fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Error> {
     match checkpoint::find(folder, Fallback::Refuse) {
         Ok(found) => Ok(found.checkpoint),
-        Err(CheckpointError::None { directory }) => Err(Error::NoModel(directory)),
+        Err(CheckpointError::None(directory)) => Err(Error::NoModel(directory)),
         Err(CheckpointError::Read { path, source }) if path == folder && source.kind() == io::ErrorKind::NotFound => {
             Err(Error::NoModel(path))
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use meshloom::trace::{LayerPath, MapTree, Param};
 use meshloom_models::families::Published;
 use meshloom_models::published::{self, ExportOptions, Exported, ModelFiles, PublishedWeights};
+use meshloom_models::weights::whole;
 use meshloom_nn::DecoderConfig;
 
 use super::StoredModel;
@@ -60,8 +61,7 @@ pub fn import(folder: impl AsRef<Path>, directory: impl AsRef<Path>, overrides: 
     let read: ParameterSource = {
         let weights = weights.clone();
         Arc::new(move |path, dims| {
-            let whole: Vec<_> = dims.iter().map(|&size| 0..size).collect();
-            weights.read_part(path, dims, &whole).map_err(|error| CheckpointError::Source(Box::new(error)))
+            weights.read_part(path, dims, &whole(dims)).map_err(|error| CheckpointError::Source(Box::new(error)))
         })
     };
     let files = weights.with_dtypes(ModelFiles::read(folder)?);

@@ -23,11 +23,8 @@ const PLACES: [(&str, bool); 5] = [
 
 /// A source that parameters are read from.
 pub(crate) enum Source<'a> {
-    /// A safetensors file.
     File(ParameterFile),
-    /// A checkpoint.
     Checkpoint(ParameterLeaves<'a>),
-    /// The folder of a published model.
     Published(PublishedWeights),
 }
 
@@ -63,7 +60,6 @@ impl Source<'_> {
         }
     }
 
-    /// The type in which a parameter is stored.
     pub(crate) fn dtype(&self, path: &str) -> Result<DType, Error> {
         let found = match self {
             Source::File(_) => None,

@@ -7,7 +7,7 @@ use meshloom::hlo::files;
 use serde_json::{Map, Value};
 
 use super::{Tokenizer, TokenizerError};
-use meshloom_models::families::json::Unambiguous;
+use meshloom_models::families::json::object;
 
 /// The tokens of a published model behind which nothing is generated. There can be several: the end of a text, and the
 /// end of a turn. Of `generation_config.json`, `config.json` and `tokenizer_config.json` of the folder, the first that
@@ -41,10 +41,9 @@ impl File {
             Err(error) if error.kind() == ErrorKind::NotFound => "{}".to_owned(),
             Err(source) => return Err(TokenizerError::ReadSettings { file: path, source }),
         };
-        let broken = |reason: String| TokenizerError::Settings { file: shown.clone(), reason };
-        match serde_json::from_str(&text).map_err(|error| broken(error.to_string()))? {
-            Unambiguous(Value::Object(object)) => Ok(File { path: shown, object }),
-            Unambiguous(_) => Err(broken("it is another value".to_owned())),
+        match object(&text) {
+            Ok(object) => Ok(File { path: shown, object }),
+            Err(reason) => Err(TokenizerError::Settings { file: shown, reason }),
         }
     }
 
@@ -70,7 +69,6 @@ impl File {
         read.ok_or_else(|| self.wrong(key, found.unwrap_or(&Value::Null), expected))
     }
 
-    /// A token by its text.
     fn named(&self, key: &str, tokenizer: &Tokenizer) -> Result<Option<i32>, TokenizerError> {
         let text = match self.object.get(key) {
             None | Some(Value::Null) => return Ok(None),
