@@ -40,16 +40,16 @@ struct IndexMetadata {
 }
 
 /// Writes weights into a folder that has none, as transformers does: all of them into `model.safetensors`, or, if they
-/// are too large, into `model-00001-of-00003.safetensors` and so on with the index `model.safetensors.index.json`. A file
-/// has at most `max_shard_bytes` of tensors ([`MAX_SHARD_BYTES`]), or one tensor that is larger. The folder is made if
-/// need be.
+/// are too large, into `model-00001-of-00003.safetensors` and so on with the index `model.safetensors.index.json`. A
+/// file has at most `max_shard_bytes` of tensors ([`MAX_SHARD_BYTES`]), or one tensor that is larger. The folder is
+/// made if need be.
 ///
-/// `bytes_of` gives the bytes of each tensor, in this order: elements of its dtype, little-endian, in row-major order. One
-/// tensor at a time is in memory.
+/// `bytes_of` gives the bytes of each tensor, in this order: elements of its dtype, little-endian, in row-major order.
+/// One tensor at a time is in memory.
 ///
-/// The files have other names at first (`.model.safetensors.unfinished`), and an error deletes them. When they are on the
-/// disk, `complete` may write what else belongs to the model; then they get their names, the index last. So a folder that
-/// [`Weights::open`](super::Weights::open) accepts is complete, whenever the process or the machine stops.
+/// The files have other names at first (`.model.safetensors.unfinished`), and an error deletes them. When they are on
+/// the disk, `complete` may write what else belongs to the model; then they get their names, the index last. So a
+/// folder that [`Weights::open`](super::Weights::open) accepts is complete, whenever the process or the machine stops.
 ///
 /// # Errors
 ///

@@ -34,7 +34,7 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// Those of a checkpoint without data and without files of a model.
+    /// The contents of a checkpoint without data and without files of a model.
     pub(super) fn of(about: About) -> Contents {
         Contents { about, digests: Vec::new(), model: ModelFiles::default() }
     }

@@ -10,8 +10,8 @@ use super::{Tokenizer, TokenizerError};
 use meshloom_models::families::json::object;
 
 /// The tokens of a published model behind which nothing is generated. There can be several: the end of a text, and the
-/// end of a turn. Of `generation_config.json`, `config.json` and `tokenizer_config.json` of the folder, the first that
-/// names such tokens counts. Files may be missing.
+/// end of a turn. The first of `generation_config.json`, `config.json` and `tokenizer_config.json` counts that names
+/// such tokens. Files may be missing.
 ///
 /// # Errors
 /// A file cannot be read or has a wrong value, or names a token that the tokenizer does not have.
