@@ -52,7 +52,7 @@ def presets():
     with open(COUNTS, newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     for row in rows:
-        row["config"] = json.loads((ROOT / f"crates/train/src/families/presets/{row['preset']}.json").read_text())
+        row["config"] = json.loads((ROOT / f"crates/models/src/families/presets/{row['preset']}.json").read_text())
     return rows
 
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use meshloom_train::families::Published;
+use meshloom_models::families::Published;
 
 fuzz_target!(|text: &str| {
     let _ = Published::parse("config.json", text);

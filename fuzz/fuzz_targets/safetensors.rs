@@ -6,8 +6,8 @@ use std::fs;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use meshloom_train::parameters::ParameterFile;
-use meshloom_weights::{FP8_BLOCK, Weights, whole};
+use meshloom_models::parameters::ParameterFile;
+use meshloom_models::weights::{FP8_BLOCK, Weights, whole};
 use tempfile::TempDir;
 
 static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));

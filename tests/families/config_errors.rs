@@ -1,6 +1,6 @@
 //! Tests of faults of a `config.json`, and of the errors that name them.
 
-use meshloom_train::families::{FamilyError, Published};
+use meshloom_models::families::{FamilyError, Published};
 use serde_json::{Value, json};
 
 /// A small model of a family, with further keys.

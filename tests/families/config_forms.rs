@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use meshloom_train::families::{FamilyError, Published};
+use meshloom_models::families::{FamilyError, Published};
 use serde_json::{Map, Value, json};
 
 type Object = Map<String, Value>;
@@ -183,7 +183,7 @@ fn published_gemma_3_is_read_right() {
         let mut file = beside.clone();
         file["text_config"] = decoder;
         let found = read(&file).unwrap_or_else(|error| panic!("{preset}: {error}"));
-        let expected = meshloom_train::families::preset(preset).unwrap_or_else(|error| panic!("{preset}: {error}"));
+        let expected = meshloom_models::families::preset(preset).unwrap_or_else(|error| panic!("{preset}: {error}"));
         assert_eq!(found.architecture, expected.architecture, "{preset}");
         assert_eq!(found.unknown_keys, Vec::<String>::new(), "{preset}");
         assert_eq!(found.dtype, expected.dtype, "{preset}");

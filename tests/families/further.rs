@@ -4,8 +4,8 @@ use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tree, value_and_grad};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule};
+use meshloom_models::families::Published;
 use meshloom_nn::{Batch, ContextOrder, DecoderConfig, TokenOrder};
-use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;
 

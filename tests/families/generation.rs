@@ -2,11 +2,11 @@
 //! a whole pass.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
-use meshloom::pjrt::{Client, ShardBox, shared_runs};
+use meshloom::pjrt::{Client, shared_runs};
 use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
 use meshloom_nn::{
     AttentionConfig, Batch, Continued, Decoder, DecoderConfig, GeneratingDecoder, KeyValueCache, NextTokens, Prompts,
@@ -65,7 +65,7 @@ fn generator(
     let params = golden.params(&apart, &|name| golden.weight(name));
     let params: HashMap<String, Literal> = params.paths().into_iter().zip(params.leaves()).collect();
     let options = GeneratorOptions { debug_options: support::unoptimized(), ..GeneratorOptions::new(rows, capacity) };
-    let read = |path: &str, dims: &[usize], shard: &ShardBox| {
+    let read = |path: &str, dims: &[usize], shard: &[Range<usize>]| {
         let whole = &params[path];
         assert_eq!(&*whole.ty().dims, dims, "{path}");
         Ok(cut(whole, shard))
@@ -75,10 +75,10 @@ fn generator(
 }
 
 /// A box of a value.
-fn cut(whole: &Literal, shard: &ShardBox) -> Literal {
+fn cut(whole: &Literal, shard: &[Range<usize>]) -> Literal {
     let ty = TensorType::new(whole.ty().dtype, &shard.iter().map(ExactSizeIterator::len).collect::<Vec<_>>());
     let mut bytes = vec![0; ty.byte_count()];
-    let all: ShardBox = shard.iter().map(|range| 0..range.len()).collect();
+    let all: Vec<Range<usize>> = shard.iter().map(|range| 0..range.len()).collect();
     for (from, to) in shared_runs((whole.ty(), shard), (&ty, &all)) {
         bytes[to].copy_from_slice(&whole.bytes()[from]);
     }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::trace::{Function, LayerPath, MapTree, Param, TensorSpec, Tree, value_and_grad};
+use meshloom_models::families::{Published, TensorsOf};
 use meshloom_nn::{Batch, Decoder, DecoderConfig};
-use meshloom_train::families::{Published, TensorsOf};
 use safetensors::{Dtype, SafeTensors};
 use support::eight_devices::relative_error;
 use support::interpret::interpret;
@@ -249,7 +249,7 @@ pub fn interpreted(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
 /// The elements of a parameter of one layer.
 fn elements(parameter: &TensorsOf, tensors: &dyn Fn(&str) -> Vec<f32>) -> Vec<f32> {
     let count = parameter.dims.iter().product::<usize>() / parameter.parts.len();
-    let of_part = |part: &meshloom_train::families::Part| -> Vec<f32> {
+    let of_part = |part: &meshloom_models::families::Part| -> Vec<f32> {
         let numbers = tensors(&part.tensor);
         (0..count).map(|element| numbers[part.place(element)]).collect()
     };

@@ -3,8 +3,8 @@
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, TensorSpec};
+use meshloom_models::families::Published;
 use meshloom_nn::{DecoderConfig, RmsNorm, rms_norm};
-use meshloom_train::families::Published;
 use support::cases::cases;
 use support::eight_devices::relative_error;
 

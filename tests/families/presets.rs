@@ -1,8 +1,8 @@
 //! Published models by name.
 
 use meshloom::trace::Tree;
+use meshloom_models::families::{PRESETS, preset};
 use meshloom_nn::DecoderConfig;
-use meshloom_train::families::{PRESETS, preset};
 
 /// Parameters of each preset, as transformers counts them (tests/oracle/presets.py), which the script compares with the
 /// published counts. transformers does not count biases of a choice, which are no parameters of its optimizers.

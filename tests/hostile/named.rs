@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd;
 use hlo_dump::{Caller, Ran};
 use meshloom::hlo::files;
 use meshloom::sharding::RuleFile;
+use meshloom_models::families::Published;
 use meshloom_train::config::RunConfig;
-use meshloom_train::families::Published;
 use meshloom_train::tokenizer::Tokenizer;
 use support::text_files::{TextFiles, gzip, zstd};
 

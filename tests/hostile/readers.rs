@@ -4,14 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use hlo_dump::Caller;
+use meshloom_models::families::Published;
+use meshloom_models::parameters::ParameterFile;
+use meshloom_models::weights::{FP8_BLOCK, Weights};
 use meshloom_train::checkpoint::Checkpoint;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
-use meshloom_train::families::Published;
-use meshloom_train::parameters::ParameterFile;
 use meshloom_train::search::read_hardware;
-use meshloom_train::tokenizer::{SpecialTokens, Tokenizer};
-use meshloom_weights::{FP8_BLOCK, Weights};
+use meshloom_train::tokenizer::{Tokenizer, stop_tokens};
 use sha2::{Digest, Sha256};
 use support::random::Random;
 
@@ -98,7 +98,7 @@ pub fn run(reader: Reader, folder: &Path, random: &mut Random) -> Result<(), Str
         Reader::Safetensors => {
             let weights = Weights::open(folder, FP8_BLOCK).map_err(text)?;
             for tensor in weights.tensors() {
-                let whole = meshloom_weights::whole(tensor.shape());
+                let whole = meshloom_models::weights::whole(tensor.shape());
                 weights.read(tensor.name(), &whole).map_err(text)?;
             }
             Ok(())
@@ -116,7 +116,7 @@ pub fn run(reader: Reader, folder: &Path, random: &mut Random) -> Result<(), Str
             tokenizer.decode(&tokens);
             Ok(())
         }
-        Reader::Generation => SpecialTokens::open(folder, &Tokenizer::bytes()).map(drop).map_err(text),
+        Reader::Generation => stop_tokens(folder, &Tokenizer::bytes()).map(drop).map_err(text),
         Reader::Manifest | Reader::Sums => Checkpoint::open(folder).map(drop).map_err(text),
         Reader::Rules => {
             let source = format!("rules.file={:?}", path.display().to_string());

@@ -1,4 +1,5 @@
-"""Writes presets.tsv: parameters of the published models of crates/train/src/families/presets, counted by transformers.
+"""Writes presets.tsv: parameters of the published models of crates/models/src/families/presets, counted by
+transformers.
 
 Each `config.json` becomes a model on torch's meta device (no memory, no downloads); a tied head counts once. The count
 must be the published one. What is published is the number of elements in the checkpoint, which can hold more than the
@@ -59,7 +60,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 PATH = Path(__file__).parent / "presets.tsv"
-CONFIGS = Path(__file__).parents[2] / "crates/train/src/families/presets"
+CONFIGS = Path(__file__).parents[2] / "crates/models/src/families/presets"
 COLUMNS = ("preset", "model_type", "parameters", "published", "exactness", "source", "apart", "what is apart")
 
 

@@ -149,12 +149,32 @@ fn bad_lines_are_named_or_left_out() {
     let text = [long.as_bytes(), b"\n\nfirst\nbad \xff line\nlast\n"].concat();
     let after = |bad: &[u8]| [good.as_bytes(), b"\n", bad, b"\n", good.as_bytes()].concat();
     let bad: [(&str, Vec<u8>, &str); 8] = [
-        ("a.jsonl", after(b"{\"text\": "), ":3: it is not a JSON object: EOF while parsing a value, column 8"),
-        ("a.jsonl", after(b"{\"text\": \"x\"} more"), ":3: it is not a JSON object: trailing characters, column 15"),
-        ("a.jsonl", after(b"[\"text\"]"), ":3: it is not a JSON object: invalid type: sequence, expected an object"),
+        (
+            "a.jsonl",
+            after(b"{\"text\": "),
+            ":3: it is not a JSON object with a string as \"text\": EOF while parsing a value, column 8",
+        ),
+        (
+            "a.jsonl",
+            after(b"{\"text\": \"x\"} more"),
+            ":3: it is not a JSON object with a string as \"text\": trailing characters, column 15",
+        ),
+        (
+            "a.jsonl",
+            after(b"[\"text\"]"),
+            ":3: it is not a JSON object with a string as \"text\": invalid type: sequence, expected an object",
+        ),
         ("a.jsonl", after(b"{\"body\": \"x\"}"), ":3: the object has no field \"text\"; data.field names the field"),
-        ("a.jsonl", after(b"{\"text\": 3}"), ":3: the field \"text\" is a number, but must be a string"),
-        ("a.jsonl", after(b"{\"text\": null}"), ":3: the field \"text\" is null, but must be a string"),
+        (
+            "a.jsonl",
+            after(b"{\"text\": 3}"),
+            ":3: it is not a JSON object with a string as \"text\": invalid type: integer `3`, expected a string, column 10",
+        ),
+        (
+            "a.jsonl",
+            after(b"{\"text\": null}"),
+            ":3: it is not a JSON object with a string as \"text\": invalid type: null, expected a string, column 12",
+        ),
         ("a.jsonl", after(b"{\"text\": \"\xff\"}"), ":3: the line is not UTF-8 at its byte 11"),
         ("a.txt", text, ":4: the line is not UTF-8 at its byte 5"),
     ];

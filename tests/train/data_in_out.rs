@@ -6,10 +6,10 @@ use std::path::Path;
 
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::trace::{MapTree, TensorSpec, Tree};
+use meshloom_models::parameters::{LoadOptions, ParameterError, ParameterFile, load, save};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::generate::{ContinuedText, GenerateOptions, GeneratorOptions, Request, SamplingOptions};
-use meshloom_train::parameters::{LoadOptions, ParameterError, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
 use support::configs::{self, BOOK, DROPOUT, NARROW, ON_TOKENS, SHORT_RUN, TOKENIZER};
@@ -148,7 +148,7 @@ fn missing_and_unexpected_parameters_are_named() {
     let missing = message(load(&file, &Other { weights: spec(2) }, LoadOptions::default()).map(drop));
     assert!(missing.contains("has no parameter weights (did you mean \"weight\"?)"), "{missing}");
     let unexpected = message(load(&file, &Part { bias: spec(3) }, LoadOptions::default()).map(drop));
-    assert!(unexpected.contains("has weight that the model lacks"), "{unexpected}");
+    assert!(unexpected.contains("has parameter weight that the model lacks"), "{unexpected}");
     let options = LoadOptions { ignore_unexpected: true, ..LoadOptions::default() };
     let part = load(&file, &Part { bias: spec(3) }, options).expect("a part");
     assert_eq!(part.bias, value(DType::F32, &[3]));

@@ -290,7 +290,7 @@ impl Dataset<DecoderConfig> for Failing {
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<Batch<Literal>, Error> {
         self.read.fetch_add(1, Ordering::SeqCst);
         match step == self.fails_at {
-            true => Err(DataError::NoCacheFolder { reason: "a test".to_owned() }.into()),
+            true => Err(DataError::NoCacheFolder("a test".to_owned()).into()),
             false => self.text.batch(seed, step, rows),
         }
     }
@@ -330,7 +330,7 @@ fn batches_are_made_ahead() {
     // The error is that of the step which has no batch, whenever the thread met it, and it is met again.
     for _ in 0..2 {
         let error = failing.steps(9).expect_err("the sixth batch fails");
-        assert!(matches!(&error, Error::Data(error) if matches!(**error, DataError::NoCacheFolder { .. })), "{error}");
+        assert!(matches!(&error, Error::Data(error) if matches!(**error, DataError::NoCacheFolder(..))), "{error}");
         assert_eq!(failing.steps_done(), 4);
     }
     // The fifth is there, and a call of one step needs no more.

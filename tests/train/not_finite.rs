@@ -3,8 +3,8 @@
 use meshloom::ir::Literal;
 use meshloom::pjrt::{Array, Buffer};
 use meshloom::trace::Tree;
+use meshloom_models::parameters::LoadOptions;
 use meshloom_train::checkpoint::{Fallback, find};
-use meshloom_train::parameters::LoadOptions;
 use meshloom_train::trainer::Maker;
 use meshloom_train::{Dataset, Trainer};
 use safetensors::SafeTensors;

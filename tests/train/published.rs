@@ -1,9 +1,9 @@
 //! Published models in a run config.
 
 use insta::assert_snapshot;
+use meshloom_models::families::preset;
 use meshloom_nn::RunForm;
 use meshloom_train::config::RunConfig;
-use meshloom_train::families::preset;
 
 use crate::train::run_config::read;
 

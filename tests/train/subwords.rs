@@ -7,7 +7,7 @@ use std::path::Path;
 
 use insta::assert_snapshot;
 use meshloom_train::next_bits;
-use meshloom_train::tokenizer::{SpecialTokens, TextStream, Tokenizer};
+use meshloom_train::tokenizer::{TextStream, Tokenizer, stop_tokens};
 
 #[derive(serde::Deserialize)]
 struct Golden {
@@ -69,8 +69,6 @@ fn streamed(mut stream: TextStream<'_>, tokens: &[i32], what: &str) -> String {
 
 fn check_stream(tokenizer: &Tokenizer, tokens: &[i32], what: &str) {
     assert_eq!(streamed(tokenizer.stream(), tokens, what), tokenizer.decode(tokens), "{what}: {tokens:?}");
-    let kept = streamed(tokenizer.stream().with_special(), tokens, what);
-    assert_eq!(kept, tokenizer.decode_with_special(tokens), "{what}, with special tokens: {tokens:?}");
 }
 
 #[test]
@@ -139,8 +137,8 @@ fn special_tokens_are_those_of_the_files() {
     assert_eq!(llama_3.token("<|no_such_token|>"), None);
     assert_eq!((Tokenizer::bytes().token("A"), Tokenizer::bytes().token("é")), (Some(65), None));
     let folder = tempfile::tempdir().unwrap();
-    let open = |tokenizer: &Tokenizer| match SpecialTokens::open(folder.path(), tokenizer) {
-        Ok(SpecialTokens { begin, stops, padding }) => format!("{begin:?} {stops:?} {padding:?}"),
+    let open = |tokenizer: &Tokenizer| match stop_tokens(folder.path(), tokenizer) {
+        Ok(stops) => format!("{stops:?}"),
         Err(error) => error.to_string().replace(&folder.path().display().to_string(), "folder"),
     };
     let mut found = vec![open(&llama_3)];
@@ -160,11 +158,11 @@ fn special_tokens_are_those_of_the_files() {
         found.push(open(&gemma));
     }
     assert_snapshot!(found.join("\n"), @r#"
-    None [] None
-    Some(2) [1] None
-    "folder/tokenizer_config.json" has "bos_token" = "<bos>", but the tokenizer has no such token; take the tokenizer.json beside the file
-    Some(2) [7] Some(0)
-    Some(2) [1, 106] Some(0)
+    []
+    [1]
+    "folder/tokenizer_config.json" has "eos_token" = "<eos>", but the tokenizer has no such token; take the tokenizer.json beside the file
+    [7]
+    [1, 106]
     "folder/generation_config.json" has "eos_token_id" = "x", but it must be the number of a token, or a list of such
     "folder/generation_config.json" has "eos_token_id" = [1,-1], but it must be the number of a token, or a list of such
     "folder/generation_config.json" is not a JSON object that can be read: it is another value

@@ -24,17 +24,15 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`families`] | published model families: what a `config.json` means |
 //! | [`config`] | the run config |
 //! | [`tokenizer`] | text to tokens and back |
 //! | [`data`] | text as batches of tokens |
-//! | [`parameters`] | parameters in safetensors files |
 //! | [`peers`] | the other processes and replicas of a run, as traits |
 //! | [`checkpoint`] | the state of a run in folders |
 //! | [`report`] | metrics, a summary, events for TensorBoard, profiles |
 //! | `error` | [`Error`], and the errors of the modules below |
 //! | [`run`] | what is trained: the model, its train step, and the programs that are lowered from it |
-//! | [`published`] | weights of published models, in and out |
+//! | [`published`] | published models as those of runs: import, export, where parameters come from |
 //! | [`generate`] | text from a model, and logits |
 //! | [`search`] | the best plan of a model on devices |
 //! | `replica` | a replica that trains apart from others |
@@ -50,12 +48,10 @@ pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod error;
-pub mod families;
 pub mod generate;
 #[doc(hidden)]
 pub mod internals;
 mod model_folder;
-pub mod parameters;
 pub mod peers;
 #[cfg(feature = "cli")]
 pub mod program;

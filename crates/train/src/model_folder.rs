@@ -4,8 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file that describes a published model.
-pub(crate) const CONFIG: &str = "config.json";
+use meshloom_models::families::CONFIG;
 
 /// The file of a published model that says how text becomes tokens.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";

@@ -1,7 +1,7 @@
 //! Folders whose index and files do not fit, or that lead elsewhere.
 
 use super::support::{Random, Raw, file, folder, index, message, open, serialized};
-use meshloom_weights::whole;
+use meshloom_models::weights::whole;
 use safetensors::Dtype;
 
 const INDEX: &str = "model.safetensors.index.json";

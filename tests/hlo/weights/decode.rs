@@ -1,8 +1,8 @@
 //! Codes of element types, as numbers.
 
 use half::f16;
-use meshloom_weights::Dtype;
-use meshloom_weights::internals::{decoder, e8m0};
+use meshloom_models::internals::{decoder, e8m0};
+use meshloom_models::weights::Dtype;
 
 #[test]
 fn scales_are_powers_of_two() {

@@ -1,7 +1,7 @@
 //! The ledger's messages.
 
 use super::support::{Random, Raw, message, weights};
-use meshloom_weights::Weights;
+use meshloom_models::weights::Weights;
 use safetensors::Dtype;
 use tempfile::TempDir;
 

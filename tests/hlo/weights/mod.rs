@@ -1,4 +1,4 @@
-//! The crate `meshloom-weights`, which reads, checks and writes published checkpoints.
+//! The weights of `meshloom-models`, which reads, checks and writes published checkpoints.
 
 mod boxes;
 mod damaged_files;
@@ -7,7 +7,6 @@ mod decode;
 mod files;
 mod ledger;
 mod natural;
-mod positioned;
 mod quantized;
 mod region;
 mod support;

@@ -1,6 +1,6 @@
 //! The order of names.
 
-use meshloom_weights::internals::natural;
+use meshloom_models::internals::natural;
 
 #[test]
 fn numbers_in_names_are_compared_as_numbers() {
@@ -8,16 +8,16 @@ fn numbers_in_names_are_compared_as_numbers() {
         "",
         "10",
         "a",
+        "a0",
+        "a00",
+        "a1",
+        "a01",
         "a.2",
         "a.2.b",
         "a.10",
         "a.010",
         "a.99999999999999999999",
         "a.100000000000000000000",
-        "a0",
-        "a00",
-        "a1",
-        "a01",
         "ab",
         "b",
         "\u{e9}",

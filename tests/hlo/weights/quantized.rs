@@ -3,7 +3,7 @@
 use super::boxes::e4m3;
 use super::support::{Random, Raw, bits, cut, folder, message, open, serialized, weights};
 use half::bf16;
-use meshloom_weights::{Encoding, Weights, whole};
+use meshloom_models::weights::{Encoding, Weights, whole};
 use safetensors::Dtype;
 
 /// A tensor in FP8 with its scales, and the numbers that they stand for.

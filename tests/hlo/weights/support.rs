@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use meshloom_weights::{FP8_BLOCK, Weights, WeightsError};
+use meshloom_models::weights::{FP8_BLOCK, Weights, WeightsError};
 use safetensors::{Dtype, View};
 use tempfile::TempDir;
 

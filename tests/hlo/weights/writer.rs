@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::support::{Random, Raw, file, folder, message, open};
-use meshloom_weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, WeightsWriter, whole};
+use meshloom_models::weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, whole, write_weights};
 use safetensors::{Dtype, SafeTensors};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -28,23 +28,30 @@ fn tensors() -> Vec<(TensorSpec, Raw)> {
     specs.map(|spec| (spec.clone(), Raw::random(spec.dtype, &spec.shape, &mut random))).into()
 }
 
-fn create(folder: &Path, tensors: &[(TensorSpec, Raw)], max_shard_bytes: u64) -> Result<WeightsWriter, WeightsError> {
+/// Writes tensors, and looks at the folder before each and before the files get their names.
+fn write_and(
+    folder: &Path,
+    tensors: &[(TensorSpec, Raw)],
+    max_shard_bytes: u64,
+    look: impl Fn(),
+) -> Result<(), WeightsError> {
     let specs: Vec<TensorSpec> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
-    WeightsWriter::create(folder, &specs, max_shard_bytes)
+    let mut left = tensors.iter();
+    let bytes_of = |spec: &TensorSpec| {
+        look();
+        let (own, raw) = left.next().expect("each tensor once");
+        assert_eq!(own, spec);
+        Ok(raw.bytes.clone())
+    };
+    let complete = || {
+        look();
+        Ok(())
+    };
+    write_weights(folder, &specs, max_shard_bytes, bytes_of, complete)
 }
 
-/// Writes tensors in random pieces, those of different tensors in turns.
-fn write(writer: &mut WeightsWriter, tensors: &[(TensorSpec, Raw)]) {
-    let mut random = Random(42);
-    let mut left: Vec<(&str, &[u8])> = tensors.iter().map(|(spec, raw)| (&spec.name[..], &raw.bytes[..])).collect();
-    while !left.is_empty() {
-        let at = random.below(left.len());
-        let (name, bytes) = left[at];
-        let (piece, rest) = bytes.split_at(random.below(bytes.len() + 1));
-        writer.write(name, piece).unwrap();
-        left[at].1 = rest;
-        left.retain(|(_, bytes)| !bytes.is_empty());
-    }
+fn write(folder: &Path, tensors: &[(TensorSpec, Raw)], max_shard_bytes: u64) -> Result<(), WeightsError> {
+    write_and(folder, tensors, max_shard_bytes, || {})
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -72,9 +79,7 @@ fn check_file(path: &Path, tensors: &[(TensorSpec, Raw)]) -> Vec<String> {
 #[test]
 fn one_file() {
     let (folder, tensors) = (folder(&[("config.json", b"{}".to_vec())]), tensors());
-    let mut writer = create(folder.path(), &tensors, MAX_SHARD_BYTES).unwrap();
-    write(&mut writer, &tensors);
-    writer.finish().unwrap();
+    write(folder.path(), &tensors, MAX_SHARD_BYTES).unwrap();
     assert_eq!(names(folder.path()), ["config.json", "model.safetensors"]);
     let found = check_file(&folder.path().join("model.safetensors"), &tensors);
     let expected: Vec<&str> = tensors.iter().map(|(spec, _)| spec.name.as_str()).collect();
@@ -92,9 +97,7 @@ fn shards() {
     let (folder, tensors) = (folder(&[]), tensors());
     let target = folder.path().join("new/checkpoint");
     // Bytes: 176, 60, 7, 8, 8, 0, 9, 16.
-    let mut writer = create(&target, &tensors, 75).unwrap();
-    write(&mut writer, &tensors);
-    writer.finish().unwrap();
+    write(&target, &tensors, 75).unwrap();
     let shards = [1, 2, 3].map(|shard| format!("model-0000{shard}-of-00003.safetensors"));
     assert_eq!(names(&target), [&shards[..], &[INDEX.to_owned()]].concat());
     let found = shards.each_ref().map(|shard| check_file(&target.join(shard), &tensors));
@@ -115,7 +118,7 @@ fn shards() {
 #[test]
 fn no_tensors_are_a_file_too() {
     let folder = folder(&[]);
-    WeightsWriter::create(folder.path(), &[], 1).unwrap().finish().unwrap();
+    write(folder.path(), &[], 1).unwrap();
     assert!(open(folder.path()).unwrap().tensors().is_empty());
 }
 
@@ -125,7 +128,7 @@ fn weights_are_never_replaced() {
     for name in ["model.safetensors", INDEX, "model-00001-of-00002.safetensors"] {
         let folder = folder(&[(name, file("{}", b""))]);
         assert_eq!(
-            message(folder.path(), create(folder.path(), &tensors, MAX_SHARD_BYTES)),
+            message(folder.path(), write(folder.path(), &tensors, MAX_SHARD_BYTES)),
             format!("\"FOLDER\" has weights already ({name}), and weights are never replaced; give another folder")
         );
         assert_eq!(names(folder.path()), [name]);
@@ -133,53 +136,48 @@ fn weights_are_never_replaced() {
 }
 
 #[test]
-fn a_writer_that_is_dropped_leaves_nothing() {
-    let (folder, tensors) = (folder(&[]), tensors());
-    let mut writer = create(folder.path(), &tensors, 75).unwrap();
-    assert_eq!(names(folder.path()).len(), 3);
-    write(&mut writer, &tensors[..4]);
+fn a_write_that_fails_leaves_nothing() {
+    let (folder, mut tensors) = (folder(&[]), tensors());
+    tensors[6].1.bytes.pop();
     assert_eq!(
-        message(folder.path(), writer.finish()),
-        "not all bytes were given of tensors complex, flags and scalar; write them before you finish"
+        message(folder.path(), write(folder.path(), &tensors, 75)),
+        "tensor \"flags\" has 9 bytes, but was given 8; give all of them, and no more"
     );
     assert!(names(folder.path()).is_empty());
 }
 
+/// Whenever the process is killed, the folder has no weights, and the next writer notices what is left.
 #[test]
-fn a_writer_that_is_killed_leaves_no_weights() {
-    let (folder, tensors) = (folder(&[]), tensors());
+fn unfinished_files_are_no_weights() {
+    let tensors = tensors();
     for max_shard_bytes in [75, MAX_SHARD_BYTES] {
-        let mut writer = create(folder.path(), &tensors, max_shard_bytes).unwrap();
-        write(&mut writer, &tensors);
-        std::mem::forget(writer);
-        let left = names(folder.path());
-        assert!(left.iter().all(|name| name.starts_with(".model") && name.ends_with(".safetensors.unfinished")));
-        assert!(message(folder.path(), open(folder.path())).starts_with("there are no weights"));
-        assert_eq!(
-            message(folder.path(), create(folder.path(), &tensors, max_shard_bytes)),
-            format!(
-                "{:?} is there: another writer is at work, or one was killed; wait for it, or delete the file if \
-                 there is none",
-                left[0]
-            )
-        );
-        assert_eq!(names(folder.path()), left);
-        for name in left {
-            std::fs::remove_file(folder.path().join(name)).unwrap();
-        }
+        let folder = folder(&[]);
+        let look = || {
+            let left = names(folder.path());
+            assert!(left.iter().all(|name| name.starts_with(".model") && name.ends_with(".safetensors.unfinished")));
+            assert!(message(folder.path(), open(folder.path())).starts_with("there are no weights"));
+            assert_eq!(
+                message(folder.path(), write(folder.path(), &tensors, max_shard_bytes)),
+                format!(
+                    "{:?} is there: another writer is at work, or one was killed; wait for it, or delete the file if \
+                     there is none",
+                    left[0]
+                )
+            );
+            assert_eq!(names(folder.path()), left);
+        };
+        write_and(folder.path(), &tensors, max_shard_bytes, look).unwrap();
     }
 }
 
 #[cfg(unix)]
 #[test]
-fn a_writer_that_fails_at_its_end_leaves_no_weights() {
+fn a_write_that_fails_at_its_end_leaves_no_weights() {
     let (folder, tensors) = (folder(&[]), tensors());
-    let mut writer = create(folder.path(), &tensors, 75).unwrap();
-    write(&mut writer, &tensors);
     // A file cannot get the name of a folder with something in it.
-    std::fs::create_dir_all(folder.path().join("model-00003-of-00003.safetensors/x")).unwrap();
+    let block = || std::fs::create_dir_all(folder.path().join("model-00003-of-00003.safetensors/x")).unwrap();
     assert_eq!(
-        message(folder.path(), writer.finish()),
+        message(folder.path(), write_and(folder.path(), &tensors, 75, block)),
         "cannot rename a file to \"model-00003-of-00003.safetensors\": Is a directory (os error 21); give a folder \
          that can be written and has room"
     );
@@ -214,30 +212,19 @@ fn tensors_that_cannot_be_written() {
         ),
     ];
     for (specs, expected) in cases {
-        let refused = WeightsWriter::create(folder.path(), &specs, MAX_SHARD_BYTES);
+        let refused = write(folder.path(), &without_bytes(specs), MAX_SHARD_BYTES);
         assert_eq!(message(folder.path(), refused), format!("tensor {expected}"));
     }
     let long = spec(&"x".repeat(100_000_000), Dtype::F32, &[]);
     assert_eq!(
-        message(folder.path(), WeightsWriter::create(folder.path(), &[x.clone(), long], 8)),
+        message(folder.path(), write(folder.path(), &without_bytes(vec![x, long]), 8)),
         "the header of model-00002-of-00002.safetensors would have more than 100000000 bytes; write smaller shards"
     );
     assert!(names(folder.path()).is_empty());
+}
 
-    let mut writer = WeightsWriter::create(folder.path(), &[x], MAX_SHARD_BYTES).unwrap();
-    writer.write("x", &[1; 5]).unwrap();
-    assert_eq!(
-        message(folder.path(), writer.write("x", &[1; 4])),
-        "tensor \"x\" has 8 bytes, but was given 9; give each byte once"
-    );
-    assert_eq!(
-        message(folder.path(), writer.write("model", &[1])),
-        "tensor \"model\" was not declared; give all tensors when the writer is made"
-    );
-    // The refused bytes were not written.
-    writer.write("x", &[2; 3]).unwrap();
-    writer.finish().unwrap();
-    assert_eq!(open(folder.path()).unwrap().read_bytes("x", &whole(&[2])).unwrap(), [1, 1, 1, 1, 1, 2, 2, 2]);
+fn without_bytes(specs: Vec<TensorSpec>) -> Vec<(TensorSpec, Raw)> {
+    specs.into_iter().map(|spec| (spec, Raw { dtype: Dtype::U8, shape: Vec::new(), bytes: Vec::new() })).collect()
 }
 
 /// The umask decides, as for all files.
@@ -246,7 +233,7 @@ fn tensors_that_cannot_be_written() {
 fn files_have_the_usual_permissions() {
     use std::os::unix::fs::PermissionsExt;
     let folder = folder(&[("usual", Vec::new())]);
-    WeightsWriter::create(folder.path(), &[], 1).unwrap().finish().unwrap();
+    write(folder.path(), &[], 1).unwrap();
     let mode = |name| std::fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
     assert_eq!(mode("model.safetensors"), mode("usual"));
 }

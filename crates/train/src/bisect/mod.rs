@@ -34,7 +34,8 @@ use meshloom::pjrt::ahead_of_time::WorkerFailure;
 use meshloom::pjrt::{DebugValue, PjrtError};
 use serde::Serialize;
 
-pub use inputs::{Draw, read_safetensors, write_safetensors};
+pub use inputs::{Draw, read_safetensors};
+pub use meshloom_models::parameters::to_bytes as write_safetensors;
 pub use subject::Subject;
 pub use symptom::{Kind, Symptom};
 

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::ModelFiles;
-use super::folder::{self, Directory, Keep, Observer};
+use super::folder::{self, Directory, Observer, nobody};
 use super::read::PARAMS;
 use super::snapshot::Snapshot;
 use super::write::{self, Contents};
@@ -15,6 +14,7 @@ use crate::peers::Peers;
 use meshloom::ir::Literal;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
+use meshloom_models::published::ModelFiles;
 
 /// Writes checkpoints to a directory, one at a time, beside the training. No other process may write there meanwhile.
 ///
@@ -22,10 +22,10 @@ use meshloom::trace::{Param, Tree};
 pub struct Checkpointer {
     directory: Arc<Directory>,
     every: u64,
-    keep: Keep,
+    keep_newest: usize,
+    keep_best: usize,
     /// The step of the newest checkpoint, on its way or complete.
     last: u64,
-    /// The checkpoint under way.
     writer: Option<Writer>,
     set_aside: Vec<PathBuf>,
     observer: Observer,
@@ -91,11 +91,12 @@ impl Checkpointer {
         Ok(Checkpointer {
             directory: Arc::new(directory),
             every: config.every as u64,
-            keep: Keep { newest: config.keep, best: config.keep_best },
+            keep_newest: config.keep,
+            keep_best: config.keep_best,
             last,
             writer: None,
             set_aside,
-            observer: Arc::new(|_| {}),
+            observer: nobody(),
             peers,
         })
     }
@@ -135,7 +136,7 @@ impl Checkpointer {
         declared: &impl Tree<Leaf = Param>,
         state: &impl Tree<Leaf = Array>,
     ) -> Result<(), CheckpointError> {
-        self.save_with(Contents { about, digests: Vec::new(), model: ModelFiles::default() }, declared, state)
+        self.save_with(Contents::of(about), declared, state)
     }
 
     /// Does the same as [`Checkpointer::save`], and records the data that the run read and the model that it trains.
@@ -152,13 +153,14 @@ impl Checkpointer {
         }
         let snapshot = Snapshot::take(&form::leaves(declared, "")?, &state.leaves())?;
         self.last = step;
-        let (directory, observer, keep) = (self.directory.clone(), self.observer.clone(), self.keep);
+        let (directory, observer) = (self.directory.clone(), self.observer.clone());
+        let (newest, best) = (self.keep_newest, self.keep_best);
         let peers = self.peers.clone();
         let is_first = peers.as_ref().is_none_or(|peers| peers.number() == 0);
         let write = move || {
             let folder = write::write(&directory, contents, snapshot, (&observer, peers.as_deref()))?;
             tracing::debug!("wrote the checkpoint {}", folder.display());
-            if is_first { directory.retain(&keep, &observer) } else { Ok(()) }
+            if is_first { directory.retain(newest, best, &observer) } else { Ok(()) }
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         let thread = thread.map_err(|source| folder::failed("start a thread for", self.directory.path(), source))?;
@@ -172,7 +174,7 @@ impl Checkpointer {
     /// The checkpoint cannot be written.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
         let Some(Writer { step, thread }) = self.writer.take() else { return Ok(()) };
-        thread.join().unwrap_or(Err(CheckpointError::Writer { step }))
+        thread.join().unwrap_or(Err(CheckpointError::Writer(step)))
     }
 
     /// Waits for the last checkpoint and gives the directory back.
@@ -231,9 +233,29 @@ pub(crate) fn write_parameters(
         let (read, path, dims) = (read.clone(), paths[number].clone(), leaves[number].own_ty.dims.clone());
         move || read(&path, &dims)
     })?;
-    let contents = Contents { about, digests: Vec::new(), model };
-    write::write(&directory, contents, snapshot, (&(Arc::new(|_| {}) as Observer), None))
+    let contents = Contents { model, ..Contents::of(about) };
+    write::write(&directory, contents, snapshot, (&nobody(), None))
 }
 
 /// About as many bytes of parameters are in a file.
 const BYTES_OF_FILE: usize = 4 << 30;
+
+/// Writes some values as a checkpoint of their own, the only one in its directory.
+pub(crate) fn write_leaves(
+    directory: &Path,
+    about: About,
+    (declared, values): (&impl Tree<Leaf = Param>, &impl Tree<Leaf = Array>),
+    peers: Option<&dyn Peers>,
+) -> Result<PathBuf, CheckpointError> {
+    let is_first = peers.is_none_or(|peers| peers.number() == 0);
+    // The folder is left from an earlier call, of this run or another.
+    if is_first
+        && let Err(source) = std::fs::remove_dir_all(directory)
+        && source.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(folder::failed("delete", directory, source));
+    }
+    let directory = if is_first { Directory::open(directory)? } else { Directory::beside(directory) };
+    let snapshot = Snapshot::take(&form::leaves(declared, "")?, &values.leaves())?;
+    write::write(&directory, Contents::of(about), snapshot, (&nobody(), peers))
+}

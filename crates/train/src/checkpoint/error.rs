@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::parameters::list;
+use meshloom::hlo::message::listed;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::PjrtError;
 
@@ -29,19 +29,11 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The thread that writes died.
-    #[error("the thread that wrote the checkpoint of step {step} panicked, which is a defect of meshloom")]
-    Writer {
-        /// The step.
-        step: u64,
-    },
+    #[error("the thread that wrote the checkpoint of step {0} panicked, which is a defect of meshloom")]
+    Writer(u64),
     /// A directory without checkpoints.
-    #[error(
-        "there is no checkpoint in {directory:?}; give a directory with folders such as step-00000120, or one of them"
-    )]
-    None {
-        /// The directory.
-        directory: PathBuf,
-    },
+    #[error("there is no checkpoint in {0:?}; give a directory with folders such as step-00000120, or one of them")]
+    None(PathBuf),
     /// The file or folder was not written by meshloom, or it is damaged.
     #[error("{path:?} is not a checkpoint of meshloom, or damaged: {reason}")]
     Foreign {
@@ -85,11 +77,8 @@ pub enum CheckpointError {
         failures: Vec<CheckpointError>,
     },
     /// Another run writes there.
-    #[error("another run writes checkpoints to {directory:?}; end it, or give another directory")]
-    InUse {
-        /// The directory.
-        directory: PathBuf,
-    },
+    #[error("another run writes checkpoints to {0:?}; end it, or give another directory")]
+    InUse(PathBuf),
     /// A new run is to write where another has left checkpoints.
     #[error(
         "{directory:?} has checkpoints of another run, up to step {step}; go on from them (--resume), or give another directory"
@@ -101,11 +90,8 @@ pub enum CheckpointError {
         step: u64,
     },
     /// A checkpoint of this step is there already.
-    #[error("there is a checkpoint {folder:?} already, and checkpoints are never replaced; move it away")]
-    Exists {
-        /// Its folder.
-        folder: PathBuf,
-    },
+    #[error("there is a checkpoint {0:?} already, and checkpoints are never replaced; move it away")]
+    Exists(PathBuf),
     /// The checkpoint lacks a value of the state.
     #[error("{folder:?} has no {path}{suggestion}; model and optimizer must be those of the run that wrote it")]
     Missing {
@@ -119,7 +105,7 @@ pub enum CheckpointError {
     /// The checkpoint has values that the state lacks.
     #[error(
         "{folder:?} has {} that the run lacks; model and optimizer must be those of the run that wrote it",
-        list(paths)
+        listed("value", paths)
     )]
     Unexpected {
         /// The checkpoint.
@@ -159,13 +145,10 @@ pub enum CheckpointError {
     },
     /// A checkpoint of parameters without the state of a run is to be resumed.
     #[error(
-        "{folder:?} has parameters alone, as of a model that was imported: there is no run to go on with; start one \
-         from them with train.init = {folder:?}"
+        "{0:?} has parameters alone, as of a model that was imported: there is no run to go on with; start one \
+         from them with train.init = {0:?}"
     )]
-    ParametersAlone {
-        /// The checkpoint.
-        folder: PathBuf,
-    },
+    ParametersAlone(PathBuf),
     /// The source of the values cannot be read.
     #[error(transparent)]
     Source(Box<dyn std::error::Error + Send + Sync>),
@@ -179,12 +162,9 @@ pub enum CheckpointError {
     },
     /// Two values have one path, or one has none.
     #[error(
-        "the path {path:?} does not name one value of the state; wrap the state in a `tree!` struct, a tuple or a vector"
+        "the path {0:?} does not name one value of the state; wrap the state in a `tree!` struct, a tuple or a vector"
     )]
-    Path {
-        /// The path.
-        path: String,
-    },
+    Path(String),
     /// The state and its declaration are not of one form.
     #[error("the state has {found} values, but {expected} are declared")]
     Count {
@@ -208,12 +188,9 @@ pub enum CheckpointError {
     Device(#[from] Box<PjrtError>),
     /// The processes of a run do not see one directory.
     #[error(
-        "{folder:?}, which the first process of the run has made, is not there on this one; give a directory for checkpoints on a file system that all hosts share"
+        "{0:?}, which the first process of the run has made, is not there on this one; give a directory for checkpoints on a file system that all hosts share"
     )]
-    NotShared {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NotShared(PathBuf),
     /// Another process of the run is gone.
     #[error(transparent)]
     Peers(#[from] crate::peers::PeersError),

@@ -19,6 +19,11 @@ const LOCK: &str = ".lock";
 /// A function that is told what the writer has just done.
 pub type Observer = std::sync::Arc<dyn Fn(Phase) + Send + Sync>;
 
+/// An observer that is not interested.
+pub(super) fn nobody() -> Observer {
+    std::sync::Arc::new(|_| {})
+}
+
 /// The checkpoints of a directory with their steps, the oldest first. A checkpoint that is not complete has no name
 /// yet, so it is not listed.
 ///
@@ -27,15 +32,6 @@ pub type Observer = std::sync::Arc<dyn Fn(Phase) + Send + Sync>;
 pub fn list(directory: impl AsRef<Path>) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let directory = directory.as_ref();
     checkpoints(directory).map_err(|source| CheckpointError::Read { path: directory.to_owned(), source })
-}
-
-/// The rule by which old checkpoints are kept.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Keep {
-    /// The number of the newest checkpoints that are kept; 0 keeps all.
-    pub newest: usize,
-    /// The number of further checkpoints that are kept: those with the lowest validation loss.
-    pub best: usize,
 }
 
 /// The manifest of a checkpoint. A checkpoint without a readable one counts neither as good nor as finite.
@@ -72,7 +68,7 @@ impl Directory {
         let lock = opened.map_err(|source| failed("create", &lock_path, source))?;
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse { directory: path.to_owned() }),
+            Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse(path.to_owned())),
             Err(TryLockError::Error(source)) => return Err(failed("lock", &lock_path, source)),
         }
         let directory = Directory { path: path.to_owned(), lock: Some(lock) };
@@ -107,12 +103,10 @@ impl Directory {
         self.path.join(folder_name(step))
     }
 
-    /// The name of that folder.
     pub(super) fn unfinished(&self, step: u64) -> PathBuf {
         self.path.join(format!("{UNFINISHED}{}", folder_name(step)))
     }
 
-    /// A folder to write the checkpoint of a step in.
     pub(super) fn start(&self, step: u64) -> Result<PathBuf, CheckpointError> {
         let folder = self.unfinished(step);
         fs::create_dir(&folder).map_err(|source| failed("create", &folder, source))?;
@@ -123,7 +117,7 @@ impl Directory {
     pub(super) fn complete(&self, unfinished: &Path, step: u64, tell: &Observer) -> Result<PathBuf, CheckpointError> {
         let folder = self.complete_name(step);
         if folder.exists() {
-            return Err(CheckpointError::Exists { folder });
+            return Err(CheckpointError::Exists(folder));
         }
         fs::rename(unfinished, &folder).map_err(|source| failed("rename", unfinished, source))?;
         tell(Phase::Renamed);
@@ -132,22 +126,23 @@ impl Directory {
         Ok(folder)
     }
 
-    /// Deletes checkpoints, except for the newest ones, the best ones, and the newest whose numbers are all finite.
-    pub(super) fn retain(&self, keep: &Keep, tell: &Observer) -> Result<(), CheckpointError> {
+    /// Deletes checkpoints, except for so many of the newest (0 keeps all), as many others with the lowest validation
+    /// loss as `best` says, and the newest whose numbers are all finite.
+    pub(super) fn retain(&self, newest: usize, best: usize, tell: &Observer) -> Result<(), CheckpointError> {
         let all = list(&self.path)?;
-        let surplus = if keep.newest == 0 { 0 } else { all.len().saturating_sub(keep.newest) };
+        let surplus = if newest == 0 { 0 } else { all.len().saturating_sub(newest) };
         if surplus == 0 {
             return Ok(());
         }
-        let (mut finite, mut best) = (None, Vec::new());
+        let (mut finite, mut losses) = (None, Vec::new());
         for (index, (_, folder)) in all.iter().enumerate() {
             let Some(manifest) = manifest_of(folder) else { continue };
             finite = if manifest.not_finite.is_empty() { Some(index) } else { finite };
-            best.extend(manifest.about.validation_loss.map(|loss| (loss, index)));
+            losses.extend(manifest.about.validation_loss.map(|loss| (loss, index)));
         }
-        best.sort_by(|a: &(f64, usize), b| a.0.total_cmp(&b.0));
-        best.truncate(keep.best);
-        let is_kept = |index: usize| finite == Some(index) || best.iter().any(|(_, best)| *best == index);
+        losses.sort_by(|a: &(f64, usize), b| a.0.total_cmp(&b.0));
+        losses.truncate(best);
+        let is_kept = |index: usize| finite == Some(index) || losses.iter().any(|(_, best)| *best == index);
         for (_, (step, folder)) in all[..surplus].iter().enumerate().filter(|(index, _)| !is_kept(*index)) {
             let trash = self.path.join(format!("{TRASH}{}", folder_name(*step)));
             self.rename(folder, &trash)?;

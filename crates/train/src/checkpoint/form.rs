@@ -64,7 +64,7 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
     let mut taken = HashSet::new();
     for (index, (path, param)) in declared.paths().into_iter().zip(declared.leaves()).enumerate() {
         if path.is_empty() {
-            return Err(CheckpointError::Path { path });
+            return Err(CheckpointError::Path(path));
         }
         let LayerPath { name, numbers } = LayerPath::of(&format!("{prefix}{path}"), param.stacked_dims > 0);
         let leaf = Leaf::new(name, &param, numbers.is_some());
@@ -73,7 +73,7 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
             let numbers = (0..count).map(|layer| first + layer * step.unwrap_or(1)).collect();
             groups.entry((leaf.path.clone(), leaf.type_of_layer().to_string())).or_default().push((index, numbers));
         } else if !taken.insert(leaf.path.clone()) {
-            return Err(CheckpointError::Path { path: leaf.path });
+            return Err(CheckpointError::Path(leaf.path));
         }
         leaves.push(leaf);
     }
@@ -83,7 +83,7 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
         let path = path_of(name, &all);
         let has_two_of_a_layer = all.windows(2).any(|pair| pair[0] == pair[1]);
         if has_two_of_a_layer || !taken.insert(path.clone()) {
-            return Err(CheckpointError::Path { path });
+            return Err(CheckpointError::Path(path));
         }
         for (index, numbers) in members {
             let leaf = &mut leaves[index];

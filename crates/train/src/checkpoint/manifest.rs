@@ -5,13 +5,13 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::model_files::is_kept;
-use super::{CheckpointError, FORMAT, RecordedConfig, VERSION};
+use super::{CheckpointError, RecordedConfig};
 use crate::data::DataDigest;
 use crate::model_folder::MODEL;
 use meshloom::hlo::files;
 use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::{ShardBox, ShardLayout};
+use meshloom_models::published::is_kept;
 
 /// The longest manifest that is read: some million pieces.
 const MAX_MANIFEST_BYTES: u64 = 1 << 30;
@@ -84,14 +84,12 @@ pub(super) struct Manifest {
     pub not_finite: Vec<String>,
 }
 
-/// A file of values.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredFile {
     pub name: String,
     pub bytes: u64,
 }
 
-/// A value.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredLeaf {
     pub path: String,
@@ -102,7 +100,6 @@ pub(super) struct StoredLeaf {
     pub pieces: Vec<StoredPiece>,
 }
 
-/// A box of a value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct StoredPiece {
     /// Index of the file.
@@ -116,7 +113,6 @@ pub(super) struct StoredPiece {
 }
 
 impl StoredPiece {
-    /// The box.
     pub(super) fn shard(&self) -> ShardBox {
         self.start.iter().zip(&self.dims).map(|(&start, &size)| start..start + size).collect()
     }
@@ -167,16 +163,6 @@ fn bytes_of(dtype: DType, dims: &[usize]) -> Option<u64> {
 }
 
 impl Manifest {
-    pub(super) fn new(
-        (about, data_digests): (About, Vec<DataDigest>),
-        [model_files, files]: [Vec<StoredFile>; 2],
-        leaves: Vec<StoredLeaf>,
-        not_finite: Vec<String>,
-    ) -> Manifest {
-        let (format, meshloom) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-        Manifest { format, version: VERSION, meshloom, about, data_digests, model_files, files, leaves, not_finite }
-    }
-
     /// Checks that it makes sense by itself: names, boxes and sizes.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut names = std::collections::HashSet::new();
@@ -202,7 +188,6 @@ impl Manifest {
     }
 }
 
-/// Reads the bytes of a manifest.
 pub(super) fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
     files::read(path, MAX_MANIFEST_BYTES).map_err(|error| match error.kind() {

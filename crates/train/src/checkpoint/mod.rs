@@ -27,9 +27,7 @@ mod checkpointer;
 mod error;
 mod folder;
 mod form;
-mod leaves;
 mod manifest;
-mod model_files;
 mod read;
 mod recorded;
 mod snapshot;
@@ -37,12 +35,10 @@ mod sums;
 mod write;
 
 pub use checkpointer::{Checkpointer, Start};
-pub(crate) use checkpointer::{ParameterSource, write_parameters};
+pub(crate) use checkpointer::{ParameterSource, write_leaves, write_parameters};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
-pub(crate) use leaves::write_leaves;
 pub use manifest::{About, DataPosition};
-pub use model_files::ModelFiles;
 pub(crate) use read::ParameterLeaves;
 pub use read::{Checkpoint, Fallback, Found, find};
 pub use recorded::RecordedConfig;
@@ -52,7 +48,6 @@ pub(crate) use write::Contents;
 /// The name of the format, which a manifest begins with.
 const FORMAT: &str = "meshloom checkpoint";
 
-/// The version of the format.
 const VERSION: u64 = 1;
 
 pub(crate) const MANIFEST: &str = "manifest.json";

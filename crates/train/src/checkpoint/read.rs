@@ -66,7 +66,7 @@ pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, Checkpo
     let directory = path.to_owned();
     let mut folders = folder::list(path)?.into_iter().rev().map(|(_, folder)| folder).peekable();
     if folders.peek().is_none() {
-        return Err(CheckpointError::None { directory });
+        return Err(CheckpointError::None(directory));
     }
     let mut failures = Vec::new();
     while let Some(folder) = folders.next() {
@@ -147,7 +147,7 @@ impl Checkpoint {
     /// The first that is missing or of another type, or all that are too many.
     pub fn check<T: Tree<Leaf = Param>>(&self, declared: &T) -> Result<(), CheckpointError> {
         if self.has_parameters_alone() {
-            return Err(CheckpointError::ParametersAlone { folder: self.folder.clone() });
+            return Err(CheckpointError::ParametersAlone(self.folder.clone()));
         }
         let leaves = form::leaves(declared, "")?;
         leaves.iter().try_for_each(|leaf| self.stored(leaf).map(|_| ()))?;
@@ -177,7 +177,12 @@ impl Checkpoint {
         if leaves.len() > specs.len() {
             return Err(CheckpointError::Count { expected: leaves.len(), found: specs.len() });
         }
-        leaves.iter().zip(specs).map(|(leaf, spec)| self.load_leaf(leaf, &spec.layout, client, devices)).collect()
+        let load = |(leaf, ArraySpec { layout, .. }): (&Leaf, &ArraySpec)| {
+            let stored = self.stored(leaf)?;
+            let part = |index| self.read_part(leaf, stored, layout, index);
+            Array::put_parts(client, leaf.own_ty.clone(), layout, devices, part)
+        };
+        leaves.iter().zip(specs).map(load).collect()
     }
 
     /// Reads values to the host. `prefix` is what their paths in the checkpoint have before those declared: `params.`
@@ -250,18 +255,6 @@ impl Checkpoint {
         }
     }
 
-    fn load_leaf(
-        &self,
-        leaf: &Leaf,
-        layout: &ShardLayout,
-        client: &Client,
-        devices: &[usize],
-    ) -> Result<Array, CheckpointError> {
-        let stored = self.stored(leaf)?;
-        let part = |index| self.read_part(leaf, stored, layout, index);
-        Array::put_parts(client, leaf.own_ty.clone(), layout, devices, part)
-    }
-
     /// Reads what a device holds of a leaf, with zeros where that is padded.
     fn read_part(
         &self,
@@ -302,19 +295,23 @@ pub(crate) struct ParameterLeaves<'a> {
 }
 
 impl ParameterLeaves<'_> {
-    /// The type in which a parameter is stored.
     pub(crate) fn dtype(&self, path: &str) -> Option<DType> {
         let found = self.leaves.iter().find(|(own, ..)| own == path);
         found.map(|(_, leaf, _)| leaf.own_ty.dtype)
     }
 
     /// A box of a parameter of these dimensions, in the type that it is stored in.
-    pub(crate) fn read_part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, CheckpointError> {
+    pub(crate) fn read_part(
+        &self,
+        path: &str,
+        dims: &[usize],
+        shard: &[Range<usize>],
+    ) -> Result<Literal, CheckpointError> {
         let folder = self.checkpoint.folder.clone();
         let Some((_, leaf, stored)) = self.leaves.iter().find(|(own, ..)| own == path) else {
             return Err(CheckpointError::Missing { folder, path: path.to_owned(), suggestion: String::new() });
         };
-        let layout = ShardLayout::from_boxes(dims, vec![shard.clone()])?;
+        let layout = ShardLayout::from_boxes(dims, vec![shard.to_vec()])?;
         self.checkpoint.read_part(leaf, stored, &layout, 0)
     }
 }
@@ -322,9 +319,7 @@ impl ParameterLeaves<'_> {
 /// The intersection of a piece and a part of a device's value.
 struct Copy {
     piece: TensorType,
-    /// The box in the piece.
     from: ShardBox,
-    /// The box in the device's value.
     to: ShardBox,
 }
 

@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::CheckpointError;
 use super::form::{Leaf, Segment};
 use super::manifest::{StoredLeaf, StoredPiece};
-use crate::parameters::stored_dtype;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, HostCopy, ShardLayout};
+use meshloom_models::parameters::stored_dtype;
 
 /// The values of a state. Each part is there once.
-#[derive(Debug)]
 pub(super) struct Snapshot {
     /// The leaves; their pieces are not placed yet.
     pub leaves: Vec<StoredLeaf>,
@@ -20,19 +19,13 @@ pub(super) struct Snapshot {
     pub file_count: usize,
 }
 
-/// The pieces that go into one file.
-#[derive(Debug)]
 pub(super) struct Pieces {
-    /// The number of the file.
     pub file: usize,
-    /// The contents of the file.
     pub pieces: Vec<Piece>,
 }
 
 /// A box of a value, within what a device held.
-#[derive(Debug)]
 pub(super) struct Piece {
-    /// Index of the leaf.
     pub leaf: usize,
     /// Its box in the value and in the bytes.
     pub segment: Segment,
@@ -42,31 +35,8 @@ pub(super) struct Piece {
     pub held: Held,
 }
 
-/// The values that a piece is cut out of.
-pub(super) enum Held {
-    /// The part is on the host.
-    Here(Literal),
-    /// Read when they are written.
-    Later(Box<dyn Fn() -> Result<Literal, CheckpointError> + Send>),
-}
-
-impl Held {
-    pub(super) fn values(&self) -> Result<Literal, CheckpointError> {
-        match self {
-            Held::Here(values) => Ok(values.clone()),
-            Held::Later(read) => read(),
-        }
-    }
-}
-
-impl std::fmt::Debug for Held {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Held::Here(_) => "Here",
-            Held::Later(_) => "Later",
-        })
-    }
-}
+/// Reads the values that a piece is cut out of: those on the host, or stored ones when they are written.
+pub(super) type Held = Box<dyn Fn() -> Result<Literal, CheckpointError> + Send>;
 
 impl Piece {
     /// Returns the place of the piece in the value and in a file.
@@ -76,7 +46,6 @@ impl Piece {
         StoredPiece { file, offset, start, dims }
     }
 
-    /// Its own type.
     pub(super) fn ty(&self) -> TensorType {
         let dims: Vec<usize> = self.segment.stored.iter().map(ExactSizeIterator::len).collect();
         TensorType::new(self.view.dtype, &dims)
@@ -114,7 +83,10 @@ impl Snapshot {
         let mut files: BTreeMap<usize, Vec<Piece>> = BTreeMap::new();
         for (index, device, leaf, array, copy) in copies {
             let (held, view) = (copy.finish()?, leaf.view(array.layout(), device));
-            let piece = |segment| Piece { leaf: index, segment, view: view.clone(), held: Held::Here(held.clone()) };
+            let piece = |segment| {
+                let held = held.clone();
+                Piece { leaf: index, segment, view: view.clone(), held: Box::new(move || Ok(held.clone())) }
+            };
             let pieces = leaf.segments(array.layout(), device).into_iter().map(piece);
             files.entry(device).or_default().extend(pieces);
         }
@@ -124,9 +96,7 @@ impl Snapshot {
             numbered.filter_map(|(file, device)| Some(Pieces { file, pieces: files.remove(&device)? })).collect();
         Ok(Snapshot { leaves: leaves.stored, files, file_count })
     }
-}
 
-impl Snapshot {
     /// Values that are read one by one while they are written: `read` makes of a leaf, by its number, how its whole
     /// value is read. A file has about `bytes_of_file`.
     pub(super) fn of_leaves<R>(
@@ -150,10 +120,7 @@ impl Snapshot {
             }
             bytes += own_bytes;
             let view = leaf.view(&layout, 0);
-            let piece = |segment| {
-                let held = Held::Later(Box::new(read(number)));
-                Piece { leaf: index, segment, view: view.clone(), held }
-            };
+            let piece = |segment| Piece { leaf: index, segment, view: view.clone(), held: Box::new(read(number)) };
             let pieces = leaf.segments(&layout, 0).into_iter().map(piece);
             if let Some(file) = files.last_mut() {
                 file.extend(pieces);

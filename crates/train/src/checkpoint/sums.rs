@@ -3,25 +3,20 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use meshloom::hlo::files;
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::manifest::StoredFile;
 use super::{CheckpointError, SUMS};
-use crate::data::hex;
-
-/// The number of bytes that are read at once.
-const CHUNK_BYTES: usize = 1 << 20;
+use crate::data::{hash_rest, hex};
 
 /// The longest list that is read: a line for each of a million files.
 const MAX_BYTES: u64 = 1 << 27;
 
-/// The checksums of a folder's files.
 pub(super) struct Sums {
     folder: PathBuf,
     by_name: HashMap<String, String>,
@@ -50,22 +45,7 @@ impl Sums {
     /// Reads files and checks them, the lengths of all of them first. Several threads: hashing is what takes the time.
     pub(super) fn check_files(&self, files: &[StoredFile]) -> Result<(), CheckpointError> {
         files.iter().try_for_each(|file| self.check_length(file))?;
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let mut chunk = vec![0; CHUNK_BYTES];
-            while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.check_file(&file.name, &mut chunk)?;
-            }
-            Ok(())
-        };
-        let count = thread::available_parallelism().map_or(1, usize::from).min(files.len());
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| match thread.join() {
-                Ok(checked) => checked,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-        })
+        files.par_iter().try_for_each(|file| self.check_file(&file.name))
     }
 
     fn check_length(&self, file: &StoredFile) -> Result<(), CheckpointError> {
@@ -81,18 +61,10 @@ impl Sums {
         Err(CheckpointError::Damaged { path, reason })
     }
 
-    fn check_file(&self, name: &str, chunk: &mut [u8]) -> Result<(), CheckpointError> {
+    fn check_file(&self, name: &str) -> Result<(), CheckpointError> {
         let path = self.folder.join(name);
-        let unreadable = |source| CheckpointError::Read { path: path.clone(), source };
-        let mut file = files::open(&path).map_err(unreadable)?;
-        let mut hash = Sha256::new();
-        loop {
-            match file.read(chunk).map_err(unreadable)? {
-                0 => break,
-                count => hash.update(&chunk[..count]),
-            }
-        }
-        self.compare(name, &hex(&hash.finalize()))
+        let sum = files::open(&path).and_then(|mut file| hash_rest(Sha256::new(), &mut file));
+        self.compare(name, &hex(&sum.map_err(|source| CheckpointError::Read { path, source })?))
     }
 
     fn compare(&self, name: &str, found: &str) -> Result<(), CheckpointError> {

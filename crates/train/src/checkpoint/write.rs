@@ -9,17 +9,18 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::folder::{Directory, Observer, failed, sync_folder};
+use super::folder::{Directory, Observer, failed, nobody, sync_folder};
 use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
-use super::model_files::{ModelFile, ModelFiles};
 use super::snapshot::{Piece, Pieces, Snapshot};
-use super::{CheckpointError, MANIFEST, Phase, SUMS};
-use crate::data::{DataDigest, hex};
+use super::{CheckpointError, FORMAT, MANIFEST, Phase, SUMS, VERSION};
+use crate::data::{DataDigest, Hashing, hex};
 use crate::model_folder::MODEL;
-use crate::parameters;
 use crate::peers::Peers;
 use meshloom::hlo::all_finite;
 use meshloom::pjrt::runs;
+use meshloom_models::parameters::stored_dtype;
+use meshloom_models::published::{ModelFile, ModelFiles};
+use meshloom_models::weights::arrange;
 
 /// The number of bytes that are handed to the system at once.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -30,6 +31,13 @@ pub(crate) struct Contents {
     pub about: About,
     pub digests: Vec<DataDigest>,
     pub model: ModelFiles,
+}
+
+impl Contents {
+    /// The contents of a checkpoint without data and without files of a model.
+    pub(super) fn of(about: About) -> Contents {
+        Contents { about, digests: Vec::new(), model: ModelFiles::default() }
+    }
 }
 
 /// Writes a checkpoint. It gets the name of a checkpoint only when all of it is on disk; the path is that name.
@@ -64,7 +72,7 @@ pub(super) fn write(
     meet("begun")?;
     if number > 0 {
         if !unfinished.is_dir() {
-            return Err(CheckpointError::NotShared { folder: unfinished });
+            return Err(CheckpointError::NotShared(unfinished));
         }
         write_values(&unfinished, snapshot, tell)?.tell(&unfinished, number)?;
         meet("written")?;
@@ -97,9 +105,7 @@ impl Values {
     fn tell(&self, folder: &Path, number: usize) -> Result<(), CheckpointError> {
         let path = Values::place(folder, number);
         let text = serde_json::to_vec(self).map_err(|error| failed("write", &path, error.into()))?;
-        let mut file = HashedFile::create(&path)?;
-        file.write(&text)?;
-        file.finish("", &(std::sync::Arc::new(|_| {}) as Observer)).map(drop)
+        HashedFile::whole(&path, "", &text, &nobody()).map(drop)
     }
 
     /// Takes what another process has left.
@@ -159,21 +165,26 @@ fn fill(
         sums += &sum;
     }
     let of_model = write_model_files(folder, &model, &mut sums, tell)?;
-    let mut file = HashedFile::create(&folder.join(MANIFEST))?;
-    let manifest = Manifest::new((about, digests), [of_model, stored], leaves, not_finite.into_iter().collect());
+    let manifest = Manifest {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        meshloom: env!("CARGO_PKG_VERSION").to_owned(),
+        about,
+        data_digests: digests,
+        model_files: of_model,
+        files: stored,
+        leaves,
+        not_finite: not_finite.into_iter().collect(),
+    };
     let text =
         serde_json::to_vec_pretty(&manifest).map_err(|error| failed("write", &folder.join(MANIFEST), error.into()))?;
-    file.write(&text)?;
-    sums += &file.finish(MANIFEST, tell)?;
-    let mut file = HashedFile::create(&folder.join(SUMS))?;
-    file.write(sums.as_bytes())?;
-    file.finish(SUMS, tell)?;
+    sums += &HashedFile::whole(&folder.join(MANIFEST), MANIFEST, &text, tell)?;
+    HashedFile::whole(&folder.join(SUMS), SUMS, sums.as_bytes(), tell)?;
     sync_folder(folder)?;
     tell(Phase::FolderSynced);
     Ok(())
 }
 
-/// Writes the files of a published model, if there are any.
 fn write_model_files(
     folder: &Path,
     model: &ModelFiles,
@@ -187,10 +198,8 @@ fn write_model_files(
             std::fs::create_dir(&own).map_err(|source| failed("create", &own, source))?;
         }
         let name = format!("{MODEL}/{name}");
-        let mut file = HashedFile::create(&folder.join(&name))?;
-        file.write(bytes)?;
-        stored.push(StoredFile { bytes: file.bytes, name: name.clone() });
-        *sums += &file.finish(&name, tell)?;
+        *sums += &HashedFile::whole(&folder.join(&name), &name, bytes, tell)?;
+        stored.push(StoredFile { bytes: bytes.len() as u64, name });
     }
     if !stored.is_empty() {
         sync_folder(&own)?;
@@ -208,18 +217,16 @@ fn write_pieces<'a>(
 ) -> Result<Vec<(usize, super::manifest::StoredPiece, bool)>, CheckpointError> {
     let named = pieces.into_iter().filter_map(|piece| {
         let name = format!("{}{}", path(&piece), describe(&piece));
-        Some((parameters::stored_dtype(piece.view.dtype)?, name, piece))
+        Some((stored_dtype(piece.view.dtype)?, name, piece))
     });
     let mut named: Vec<(Dtype, String, Piece)> = named.collect();
-    parameters::sort(&mut named);
-    let header = parameters::header(&file.path, named.iter().map(|(dtype, name, piece)| (*dtype, name, piece.ty())))
-        .map_err(|error| failed("write", &file.path, io::Error::other(error.to_string())))?;
-    file.write(&(header.len() as u64).to_le_bytes())?;
+    let too_long = || failed("write", &file.path, io::Error::other("the paths are too long for a file"));
+    let header = arrange(&mut named, Piece::ty).ok_or_else(too_long)?;
     file.write(&header)?;
     let mut placed = Vec::with_capacity(named.len());
     for (_, _, piece) in named {
         let start = piece.stored(index, file.bytes);
-        let values = piece.held.values()?;
+        let values = (piece.held)()?;
         let mut is_finite = true;
         for run in runs(&piece.view, &piece.segment.local) {
             let bytes = &values.bytes()[run];
@@ -241,16 +248,22 @@ fn describe(piece: &Piece) -> String {
 /// A file whose bytes are hashed on their way.
 struct HashedFile {
     path: PathBuf,
-    out: BufWriter<Hashing>,
-    /// Bytes so far.
+    out: BufWriter<Hashing<File>>,
     bytes: u64,
 }
 
 impl HashedFile {
     fn create(path: &Path) -> Result<HashedFile, CheckpointError> {
         let file = File::create_new(path).map_err(|source| failed("create", path, source))?;
-        let out = BufWriter::with_capacity(BUFFER_BYTES, Hashing { file, hash: Sha256::new() });
+        let out = BufWriter::with_capacity(BUFFER_BYTES, Hashing { to: file, hash: Sha256::new() });
         Ok(HashedFile { path: path.to_owned(), out, bytes: 0 })
+    }
+
+    /// Writes a file and waits until it is on the disk. Returns its line in the list of checksums.
+    fn whole(path: &Path, name: &str, bytes: &[u8], tell: &Observer) -> Result<String, CheckpointError> {
+        let mut file = HashedFile::create(path)?;
+        file.write(bytes)?;
+        file.finish(name, tell)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
@@ -261,27 +274,11 @@ impl HashedFile {
     /// Waits until the file is on the disk. Returns its line in the list of checksums.
     fn finish(self, name: &str, tell: &Observer) -> Result<String, CheckpointError> {
         let HashedFile { path, out, .. } = self;
-        let Hashing { file, hash } = out.into_inner().map_err(|error| failed("write", &path, error.into_error()))?;
+        let Hashing { to: file, hash } =
+            out.into_inner().map_err(|error| failed("write", &path, error.into_error()))?;
         tell(Phase::FileWritten);
         file.sync_all().map_err(|source| failed("sync", &path, source))?;
         tell(Phase::FileSynced);
         Ok(format!("{}  {name}\n", hex(&hash.finalize())))
-    }
-}
-
-struct Hashing {
-    file: File,
-    hash: Sha256,
-}
-
-impl Write for Hashing {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.file.write(bytes)?;
-        self.hash.update(&bytes[..count]);
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
     }
 }

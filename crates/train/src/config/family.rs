@@ -46,7 +46,7 @@ impl RunConfig {
     /// keys.
     pub(super) fn plain_architecture(&self) -> Architecture {
         if let Some(published) = self.published() {
-            return published.architecture_predicting_further(self.predicts_further());
+            return published.predicting_further(self.predicts_further()).architecture;
         }
         let model = &self.model;
         let (theta, epsilon) = (model.rope_theta, model.norm_epsilon);

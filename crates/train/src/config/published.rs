@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::error::{ConfigError, Place, invalid};
 use super::{DataConfig, ModelConfig, RunConfig};
-use crate::families::{Published, preset};
 use crate::model_folder::{TOKENIZER, is_published, model_folder};
+use meshloom_models::families::{Published, preset};
 use meshloom_nn::Stack;
 
 /// Keys of `[model]` that are read only where neither a preset nor a folder says what the model is. Four more are

@@ -7,13 +7,13 @@ use super::{
     AttentionChoice, CheckpointConfig, DilocoConfig, ExpertsChoice, KernelsConfig, RateSchedule, RuleSource, RunConfig,
     TrainConfig,
 };
-use crate::families::fields::MOST_LAYERS;
-use crate::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert_count, parameter_bound};
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
 use meshloom::trace::TensorSpec;
+use meshloom_models::families::MOST_LAYERS;
+use meshloom_models::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert_count, parameter_bound};
 use meshloom_nn::Batch;
 
 pub(super) type Checked = Result<(), ConfigError>;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::path::PathBuf;
 
-use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserializer;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 
 use super::error::DataError;
 use super::files::{Digesting, SourceFile};
@@ -148,10 +148,9 @@ impl Unit {
         let mut json = serde_json::Deserializer::from_str(text.trim_end());
         let found = json.deserialize_map(Field(field)).and_then(|found| json.end().map(|()| found));
         match found {
-            Ok(Some(Content::Text(text))) => Ok(text),
-            Ok(Some(Content::Other(kind))) => Err(bad(format!("the field {field:?} is {kind}, but must be a string"))),
+            Ok(Some(text)) => Ok(text),
             Ok(None) => Err(bad(format!("the object has no field {field:?}; data.field names the field"))),
-            Err(error) => Err(bad(format!("it is not a JSON object: {}", in_line(&error)))),
+            Err(error) => Err(bad(format!("it is not a JSON object with a string as {field:?}: {}", in_line(&error)))),
         }
     }
 
@@ -183,72 +182,11 @@ fn in_line(error: &serde_json::Error) -> String {
     }
 }
 
-/// The value of a field. Only a text is kept.
-enum Content {
-    Text(String),
-    /// The kind of another value.
-    Other(&'static str),
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
-        deserializer.deserialize_any(OfContent)
-    }
-}
-
-struct OfContent;
-
-impl<'de> Visitor<'de> for OfContent {
-    type Value = Content;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-        Ok(Content::Text(text.to_owned()))
-    }
-
-    fn visit_string<E>(self, text: String) -> Result<Content, E> {
-        Ok(Content::Text(text))
-    }
-
-    fn visit_unit<E>(self) -> Result<Content, E> {
-        Ok(Content::Other("null"))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Content, E> {
-        Ok(Content::Other("true or false"))
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Content, E> {
-        Ok(Content::Other("a number"))
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Content, E> {
-        Ok(Content::Other("a number"))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Content, E> {
-        Ok(Content::Other("a number"))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Content::Other("an array"))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Content, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Content::Other("an object"))
-    }
-}
-
 /// Reads one field of an object, the last of that name, and checks the rest.
 struct Field<'a>(&'a str);
 
 impl<'de> Visitor<'de> for Field<'_> {
-    type Value = Option<Content>;
+    type Value = Option<String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")

@@ -23,14 +23,11 @@ pub enum DataError {
     },
     /// The default text is a file of meshloom's repository, and the program runs elsewhere.
     #[error(
-        "data.sources is the default, {path:?} of meshloom's repository, and there is no such file below the working \
+        "data.sources is the default, {0:?} of meshloom's repository, and there is no such file below the working \
          directory; name a text by --set 'data.sources=[\"FILE\"]' or in a run config, or start in a clone of the \
          repository"
     )]
-    NoDefault {
-        /// The file.
-        path: PathBuf,
-    },
+    NoDefault(PathBuf),
     /// A file is being written.
     #[error("the text {path:?} changed while it was read; start again when nobody writes to it; {key} names it")]
     Changed {
@@ -63,13 +60,10 @@ pub enum DataError {
     },
     /// The validation set has nothing to judge a model by.
     #[error(
-        "the validation set has no token to predict in its first {rows} rows; give data.validation more text, or leave it \
+        "the validation set has no token to predict in its first {0} rows; give data.validation more text, or leave it \
          empty"
     )]
-    NoTargets {
-        /// Rows that were looked at.
-        rows: u64,
-    },
+    NoTargets(u64),
     /// A line cannot be used.
     #[error("{}:{line}: {reason}; mend the line, or set data.bad_lines = \"skip\" to leave out such lines", path.display())]
     Line {
@@ -115,11 +109,8 @@ pub enum DataError {
         reason: String,
     },
     /// There is no place for the cache.
-    #[error("there is no folder for the token cache: {reason}; or set data.cache to a folder")]
-    NoCacheFolder {
-        /// The reason.
-        reason: String,
-    },
+    #[error("there is no folder for the token cache: {0}; or set data.cache to a folder")]
+    NoCacheFolder(String),
     /// The cache cannot be used.
     #[error("cannot {action} {path:?} in the token cache: {source}; set data.cache to a folder that can be written")]
     Cache {

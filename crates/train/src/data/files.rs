@@ -11,6 +11,7 @@ use meshloom::hlo::files;
 use meshloom::hlo::message::human_bytes;
 use sha2::{Digest, Sha256};
 
+use super::digest::hash_rest;
 use super::error::DataError;
 use super::zstd;
 
@@ -104,10 +105,9 @@ impl SourceFile {
         }
     }
 
-    /// SHA-256 of the file as it is.
     pub(super) fn digest(&self) -> Result<[u8; 32], DataError> {
-        let file = files::open(&self.path).map_err(self.read_error())?;
-        Digesting { file, hash: Arc::default() }.finish().map_err(self.read_error())
+        let digest = files::open(&self.path).and_then(|mut file| hash_rest(Sha256::new(), &mut file));
+        digest.map_err(self.read_error())
     }
 
     /// Refuses a file that is no longer the one with this digest, after its text was read.
@@ -209,14 +209,8 @@ impl Digesting {
     /// Returns the digest of the whole file. It first reads the bytes that the decoder has left, such as those behind
     /// the end of a compressed text.
     fn finish(mut self) -> io::Result<[u8; 32]> {
-        let mut hash = self.hash.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut chunk = vec![0; 1 << 16];
-        loop {
-            match self.file.read(&mut chunk)? {
-                0 => return Ok(hash.finalize().into()),
-                count => hash.update(&chunk[..count]),
-            }
-        }
+        let hash = self.hash.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        hash_rest(hash, &mut self.file)
     }
 }
 

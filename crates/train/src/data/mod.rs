@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use digest::DataDigest;
-pub(crate) use digest::hex;
+pub(crate) use digest::{Hashing, hash_rest, hex};
 pub use error::DataError;
 pub use prepare::{SkippedLines, Tokenized};
 
@@ -47,7 +47,6 @@ pub type Batch = meshloom_nn::Batch<Literal>;
 pub struct TextDataset {
     sources: Vec<Source>,
     mixture: Mixture,
-    /// Tokens of a row.
     length: usize,
     /// The paths of all sources' files.
     paths: Vec<PathBuf>,
@@ -82,7 +81,7 @@ impl TextDataset {
             DataError::Read { path, source, .. }
                 if source.kind() == io::ErrorKind::NotFound && data.sources == DataConfig::default().sources =>
             {
-                DataError::NoDefault { path }
+                DataError::NoDefault(path)
             }
             error => error,
         })
@@ -352,7 +351,6 @@ impl Rows {
     }
 }
 
-/// The number of targets.
 pub(crate) fn weight_of(batch: &Batch) -> f64 {
     Literal::to_f64_vec(&batch.weights).iter().sum()
 }

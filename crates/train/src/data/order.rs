@@ -127,7 +127,6 @@ impl Source {
         self.places.div_ceil(self.layout.length as u64)
     }
 
-    /// Documents whose order is in memory now.
     pub(super) fn documents_in_memory(&self) -> usize {
         self.last().window.as_ref().map_or(0, |window| window.documents.len())
     }

@@ -41,11 +41,9 @@ pub struct SkippedLines {
     pub reason: String,
 }
 
-/// The result of preparing the files.
 pub(super) struct Prepared {
     /// The entries of the cache, one for each file.
     pub(super) entries: Vec<Entry>,
-    /// SHA-256 of each file.
     pub(super) digests: Vec<[u8; 32]>,
     pub(super) skipped: Vec<SkippedLines>,
     /// The number of files that were not in the cache.
@@ -186,10 +184,9 @@ struct Encoded {
     bad: Vec<BadLine>,
 }
 
-/// The folder that `data.cache` names.
 fn cache_folder(named: &str) -> Result<PathBuf, DataError> {
     if !named.is_empty() {
         return Ok(PathBuf::from(named));
     }
-    user_cache_folder("tokens").map_err(|error| DataError::NoCacheFolder { reason: error.to_string() })
+    user_cache_folder("tokens").map_err(|error| DataError::NoCacheFolder(error.to_string()))
 }

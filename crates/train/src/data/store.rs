@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
+use super::digest::{Hashing, hash_rest};
 use super::documents::BadLine;
 use super::error::{DataError, cache_error};
 
@@ -27,7 +28,6 @@ pub(super) const FORM: &str = "meshloom tokens 1";
 /// The bytes that follow the description: its length, and the digest.
 const TAIL: u64 = 8 + 32;
 
-/// The number of files that are held open.
 const OPEN_FILES: usize = 64;
 
 /// The description of an entry.
@@ -49,9 +49,8 @@ pub(super) struct About {
 /// Writes an entry; it appears under its name when it is complete.
 pub(super) struct EntryWriter {
     path: PathBuf,
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<Hashing<NamedTempFile>>,
     ends: BufWriter<File>,
-    hash: Sha256,
     counts: Vec<u64>,
     about: About,
 }
@@ -79,9 +78,8 @@ impl EntryWriter {
         };
         Ok(EntryWriter {
             path: path.to_owned(),
-            file: BufWriter::with_capacity(1 << 18, file),
+            file: BufWriter::with_capacity(1 << 18, Hashing { to: file, hash: Sha256::new() }),
             ends: BufWriter::new(ends),
-            hash: Sha256::new(),
             counts: vec![0; vocabulary],
             about,
         })
@@ -102,20 +100,14 @@ impl EntryWriter {
         self.about.tokens += tokens.len() as u64;
         self.about.documents += 1;
         self.about.text_bytes += text_bytes as u64;
-        self.write(&bytes)?;
         let end = self.about.tokens.to_le_bytes();
-        self.ends.write_all(&end).map_err(cache_error("write", &self.path))
+        let written = self.file.write_all(&bytes).and_then(|()| self.ends.write_all(&end));
+        written.map_err(cache_error("write", &self.path))
     }
 
-    /// Counts a line that is left out.
     pub(super) fn skip(&mut self, line: BadLine) {
         self.about.skipped += 1;
         self.about.first_skipped.get_or_insert(line);
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
-        self.hash.update(bytes);
-        self.file.write_all(bytes).map_err(cache_error("write", &self.path))
     }
 
     /// The rest of the file, and its name.
@@ -127,22 +119,11 @@ impl EntryWriter {
         let counts = (0..).zip(&self.counts).filter(|(_, count)| **count > 0);
         self.about.counts = counts.map(|(token, count)| (token, *count)).collect();
         let about = serde_json::to_vec(&self.about).map_err(|error| failed(error.into()))?;
-        let (hash, file) = (&mut self.hash, &mut self.file);
-        let mut write = |bytes: &[u8]| {
-            hash.update(bytes);
-            file.write_all(bytes)
-        };
-        let mut chunk = vec![0; 1 << 18];
-        loop {
-            match ends.read(&mut chunk).map_err(&failed)? {
-                0 => break,
-                count => write(&chunk[..count]).map_err(&failed)?,
-            }
-        }
-        write(&about).and_then(|()| write(&(about.len() as u64).to_le_bytes())).map_err(&failed)?;
-        let digest = self.hash.finalize();
-        self.file.write_all(&digest).map_err(&failed)?;
-        let file = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
+        io::copy(&mut ends, &mut self.file).map_err(&failed)?;
+        let length = (about.len() as u64).to_le_bytes();
+        self.file.write_all(&about).and_then(|()| self.file.write_all(&length)).map_err(&failed)?;
+        let Hashing { to: mut file, hash } = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
+        file.write_all(&hash.finalize()).map_err(&failed)?;
         // The file is not synced: if a crash damages it, the damage is detected, and the file is made again.
         file.persist(&path).map_err(|error| cache_error("rename a file to", &path)(error.error))?;
         Ok(())
@@ -167,11 +148,10 @@ impl Entry {
         let mut file = files::open(path)?;
         let length = file.metadata()?.len();
         let hashed = length.checked_sub(32).ok_or_else(damaged)?;
-        let mut hash = Sha256::new();
-        io::copy(&mut Read::by_ref(&mut file).take(hashed), &mut Hashed(&mut hash))?;
+        let hash = hash_rest(Sha256::new(), &mut Read::by_ref(&mut file).take(hashed))?;
         let mut digest = Vec::new();
         file.read_to_end(&mut digest)?;
-        if digest[..] != hash.finalize()[..] {
+        if digest[..] != hash[..] {
             return Err(damaged());
         }
         let mut about_length = [0; 8];
@@ -182,19 +162,6 @@ impl Entry {
         file.read_exact_at(&mut about, start)?;
         let about: About = serde_json::from_slice(&about)?;
         Ok(Entry { path: path.to_owned(), about })
-    }
-}
-
-struct Hashed<'a>(&'a mut Sha256);
-
-impl Write for Hashed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -210,7 +177,6 @@ impl Entries {
         Entries { entries, open: Mutex::new(HashMap::new()) }
     }
 
-    /// Tokens of an entry.
     pub(super) fn tokens(&self, entry: usize, range: Range<u64>) -> Result<Vec<i32>, DataError> {
         let width = self.entries[entry].about.width;
         let bytes = self.read(entry, range.start * width as u64, (range.end - range.start) as usize * width)?;
@@ -227,11 +193,7 @@ impl Entries {
         let About { width, tokens, .. } = self.entries[entry].about;
         let before = documents.start.saturating_sub(1);
         let bytes = self.read(entry, tokens * width as u64 + before * 8, (documents.end - before) as usize * 8)?;
-        let ends = bytes.chunks_exact(8).map(|bytes| {
-            let mut number = [0; 8];
-            number.copy_from_slice(bytes);
-            u64::from_le_bytes(number)
-        });
+        let ends = bytes.as_chunks().0.iter().map(|end| u64::from_le_bytes(*end));
         let first = (documents.start == 0).then_some(0);
         Ok(first.into_iter().chain(ends).collect())
     }

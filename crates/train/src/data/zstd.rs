@@ -13,21 +13,15 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 /// memory.
 const LARGEST_WINDOW: u64 = 1 << 31;
 
-/// Frames that hold no text begin with one of these numbers.
-const TO_SKIP: std::ops::RangeInclusive<u32> = 0x184D_2A50..=0x184D_2A5F;
-
-/// Reads the text of all frames.
 pub(super) struct Decoder<R> {
     source: R,
     frame: Option<Frame>,
 }
 
-/// A frame that is being read.
 struct Frame {
     decoder: FrameDecoder,
     /// The length that it states.
     stated: Option<u64>,
-    /// The bytes that have been read of it.
     read: u64,
 }
 
@@ -39,15 +33,17 @@ impl<R: BufRead> Decoder<R> {
     /// Begins the next frame that holds text, if there is one.
     fn begin(&mut self) -> io::Result<Option<Frame>> {
         while !self.source.fill_buf()?.is_empty() {
-            let mut magic = [0; 4];
-            self.source.read_exact(&mut magic).map_err(cut_off)?;
-            if !TO_SKIP.contains(&u32::from_le_bytes(magic)) {
-                return Frame::begin(magic, &mut self.source).map(Some);
-            }
-            let mut length = [0; 4];
-            self.source.read_exact(&mut length).map_err(cut_off)?;
-            let length = u64::from(u32::from_le_bytes(length));
-            if io::copy(&mut self.source.by_ref().take(length), &mut io::sink())? < length {
+            // The magic number, and the descriptor of a frame of text.
+            let mut start = [0; 5];
+            self.source.read_exact(&mut start).map_err(cut_off)?;
+            let mut decoder = FrameDecoder::new();
+            decoder.set_max_window_size(LARGEST_WINDOW);
+            let length = match decoder.reset((&start[..]).chain(&mut self.source)) {
+                Ok(()) => return Frame::new(decoder, start[4]).map(Some),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame { length, .. })) => length,
+                Err(error) => return Err(refused(error)),
+            };
+            if io::copy(&mut self.source.by_ref().take(length.into()), &mut io::sink())? < length.into() {
                 return Err(ends_early());
             }
         }
@@ -77,18 +73,12 @@ impl<R: BufRead> Read for Decoder<R> {
 }
 
 impl Frame {
-    /// Reads the header that follows the first four bytes.
-    fn begin(magic: [u8; 4], source: &mut impl BufRead) -> io::Result<Frame> {
-        let mut descriptor = [0];
-        source.read_exact(&mut descriptor).map_err(cut_off)?;
-        let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(LARGEST_WINDOW);
-        decoder.reset(magic.chain(&descriptor[..]).chain(source)).map_err(refused)?;
-        if descriptor[0] & 0b1000 != 0 {
+    fn new(decoder: FrameDecoder, descriptor: u8) -> io::Result<Frame> {
+        if descriptor & 0b1000 != 0 {
             return Err(invalid("a bit is set in the header of a frame that no version of zstd has".to_owned()));
         }
         // The frame states its length if the field has several bytes, or if the frame is a single segment.
-        let states_length = descriptor[0] & 0b1110_0000 != 0;
+        let states_length = descriptor & 0b1110_0000 != 0;
         let stated = states_length.then(|| decoder.content_size());
         Ok(Frame { decoder, stated, read: 0 })
     }
@@ -135,18 +125,6 @@ fn cut_off(error: io::Error) -> io::Error {
 
 /// Says, for `map_err`, why a frame cannot be read.
 fn refused(error: FrameDecoderError) -> io::Error {
-    match &error {
-        FrameDecoderError::WindowSizeTooBig { requested, max } => {
-            return invalid(format!("a frame has a window of {requested} bytes, and {max} are the most that is read"));
-        }
-        FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::BadMagicNumber(_)) => {
-            return invalid("what should be a frame of zstd does not begin as one".to_owned());
-        }
-        FrameDecoderError::DictNotProvided { .. } => {
-            return invalid("a frame needs a dictionary, and none is known".to_owned());
-        }
-        _ => {}
-    }
     let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<io::Error>() {
@@ -154,5 +132,14 @@ fn refused(error: FrameDecoderError) -> io::Error {
         }
         cause = error.source();
     }
-    invalid(format!("a frame cannot be read: {error}"))
+    invalid(match &error {
+        FrameDecoderError::WindowSizeTooBig { requested, max } => {
+            format!("a frame has a window of {requested} bytes, and {max} are the most that is read")
+        }
+        FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::BadMagicNumber(_)) => {
+            "what should be a frame of zstd does not begin as one".to_owned()
+        }
+        FrameDecoderError::DictNotProvided { .. } => "a frame needs a dictionary, and none is known".to_owned(),
+        _ => format!("a frame cannot be read: {error}"),
+    })
 }

@@ -22,11 +22,8 @@ pub enum GenerateError {
         rows: usize,
     },
     /// A prompt has no token.
-    #[error("prompt {row} has no tokens; give it one at least, such as the token that begins a text")]
-    EmptyPrompt {
-        /// The number of the prompt, from 0.
-        row: usize,
-    },
+    #[error("prompt {0} has no tokens; give it one at least, such as the token that begins a text")]
+    EmptyPrompt(usize),
     /// A token is not one of the model's.
     #[error("prompt {row} has the token {token}, but the model has tokens 0 to {}; is the tokenizer that of the model?", vocab - 1)]
     UnknownToken {

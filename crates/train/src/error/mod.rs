@@ -42,16 +42,16 @@ pub enum Error {
     Data(#[from] Box<crate::data::DataError>),
     /// The parameter file's fault.
     #[error(transparent)]
-    Parameters(#[from] Box<crate::parameters::ParameterError>),
+    Parameters(#[from] Box<meshloom_models::parameters::ParameterError>),
     /// The checkpoint's fault, or that of the run that asks for it.
     #[error(transparent)]
     Checkpoint(#[from] Box<crate::checkpoint::CheckpointError>),
     /// The fault of a published model's config.json.
     #[error(transparent)]
-    Family(#[from] Box<crate::families::FamilyError>),
+    Family(#[from] Box<meshloom_models::families::FamilyError>),
     /// The fault of a published model's weights, or of the folder that they are written to.
     #[error(transparent)]
-    Weights(#[from] Box<meshloom_weights::WeightsError>),
+    Weights(#[from] Box<meshloom_models::weights::WeightsError>),
     /// A folder that has no model.
     #[error(
         "{0:?} has no model: give a checkpoint, a directory of checkpoints, or the folder of a published model, which \
@@ -131,10 +131,10 @@ boxed! {
     Config(crate::config::ConfigError),
     Data(crate::data::DataError),
     NotFinite(NotFinite),
-    Parameters(crate::parameters::ParameterError),
+    Parameters(meshloom_models::parameters::ParameterError),
     Checkpoint(crate::checkpoint::CheckpointError),
-    Family(crate::families::FamilyError),
-    Weights(meshloom_weights::WeightsError),
+    Family(meshloom_models::families::FamilyError),
+    Weights(meshloom_models::weights::WeightsError),
     Tokens(TokensError),
     Tokenizer(crate::tokenizer::TokenizerError),
 }

@@ -1,7 +1,7 @@
 //! Rows of text, continued together.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use super::lowering::Lowering;
 use super::{GenerateError, GeneratorOptions, SamplingOptions};
@@ -10,7 +10,7 @@ use crate::run::{execute, laid_out_for};
 use meshloom::analysis::{CostOptions, Devices, cost};
 use meshloom::compile::{LowerOptions, Program};
 use meshloom::ir::{InternalError, Literal};
-use meshloom::pjrt::{Array, Client, ShardBox};
+use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{LayerPath, Tree};
 use meshloom_nn::{DecoderConfig, GeneratingDecoder};
 
@@ -56,13 +56,10 @@ pub enum End {
 
 /// The memory traffic of a step, by the cost model of [`cost()`] over the program that the plugin compiled, summed over
 /// all devices.
-/// devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCost {
     /// Bytes that a step reads.
     pub bytes_read: u64,
-    /// Bytes that it writes.
-    pub bytes_written: u64,
     /// Tokens that it gives, one of each row.
     pub tokens: usize,
     /// Bytes of the parameters, once.
@@ -84,7 +81,6 @@ pub struct Generator {
     lowering: Lowering,
     params: Vec<Array>,
     step: Program,
-    /// The programs by the length of prompts.
     prefills: BTreeMap<usize, Program>,
 }
 
@@ -116,7 +112,7 @@ impl Generator {
         decoder: &DecoderConfig,
         lowering: &LowerOptions<'_>,
         options: GeneratorOptions,
-        read: impl Fn(&str, &[usize], &ShardBox) -> Result<Literal, Error>,
+        read: impl Fn(&str, &[usize], &[Range<usize>]) -> Result<Literal, Error>,
     ) -> Result<Generator, Error> {
         let GeneratorOptions { rows, capacity, .. } = options;
         if rows == 0 || capacity == 0 {
@@ -163,7 +159,6 @@ impl Generator {
         let inputs = self.step.inputs();
         Ok(StepCost {
             bytes_read: work.bytes_read * devices as u64,
-            bytes_written: work.bytes_written * devices as u64,
             tokens: self.rows(),
             parameter_bytes: bytes(&inputs[..self.params.len()]),
             cache_bytes: bytes(&inputs[self.params.len()..self.params.len() + caches]),
@@ -211,7 +206,7 @@ impl Generator {
         }
         for (row, Request { prompt, .. }) in requests.iter().enumerate() {
             if prompt.is_empty() {
-                return Err(GenerateError::EmptyPrompt { row });
+                return Err(GenerateError::EmptyPrompt(row));
             }
             let is_unknown = |token: &i32| usize::try_from(*token).map_or(true, |token| token >= vocab);
             if let Some(&token) = prompt.iter().find(|token| is_unknown(token)) {
@@ -263,11 +258,10 @@ impl Generator {
     }
 }
 
-/// The parameters as a program takes them.
 fn put_params(
     lowering: &Lowering,
     program: &Program,
-    read: impl Fn(&str, &[usize], &ShardBox) -> Result<Literal, Error>,
+    read: impl Fn(&str, &[usize], &[Range<usize>]) -> Result<Literal, Error>,
 ) -> Result<Vec<Array>, Error> {
     let declared = lowering.decoder.parameters();
     let mut order: Vec<(usize, String)> = declared.paths().into_iter().enumerate().collect();

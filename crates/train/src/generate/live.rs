@@ -1,10 +1,11 @@
 //! Parameters of a run, read layer by layer.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use crate::Error;
 use meshloom::ir::{InternalError, Literal, TensorType};
-use meshloom::pjrt::{Array, ShardBox};
+use meshloom::pjrt::Array;
 use meshloom::trace::{LayerPath, Param, Tree};
 
 /// Parameters on the devices of a run, in whatever form it has their layers. The host holds one of them at a time.
@@ -25,7 +26,7 @@ impl LiveParameters {
     }
 
     /// A parameter, of one layer if its path says a layer's number: the whole of it, as one device has.
-    pub(crate) fn read(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
+    pub(crate) fn read(&self, path: &str, dims: &[usize], shard: &[Range<usize>]) -> Result<Literal, Error> {
         let missing = || InternalError::new("the parameters of a run", "each that its model generates text with");
         if shard.iter().zip(dims).any(|(range, &size)| *range != (0..size)) {
             return Err(InternalError::new("the parameters of a run", "one device to read them for").into());

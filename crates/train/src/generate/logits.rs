@@ -18,7 +18,6 @@ pub struct LogitsProgram<'t> {
     program: Program,
     params: Vec<Array>,
     rows: &'t [Vec<i32>],
-    /// Tokens of the longest row.
     length: usize,
     vocab: usize,
     time_limit: f64,

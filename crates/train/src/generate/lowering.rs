@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::Error;
 use crate::run::aliases;
 use meshloom::compile::{LowerOptions, Program, lower};
+use meshloom::ir::{DType, Graph};
 use meshloom::kernels::{AttentionKernel, Kernels};
 use meshloom::pjrt::{Client, CompileCache, CompileOptions, DebugValue, ProgramFormat};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules};
@@ -85,7 +86,7 @@ impl Lowering {
         let input = PrefillInput { params: self.params(), prompts: decoder.prompt_specs(rows, length) };
         let function = Function::trace("prefill", input, |input| decoder.prefill(&input.params, input.prompts))?
             .with_output_specs(&self.continued())?;
-        self.compile(&function, self.lower_options.kernels, Vec::new())
+        self.compile(function.graph(), self.lower_options.kernels, Vec::new())
     }
 
     /// The step, which writes into the cache that it is given.
@@ -97,7 +98,7 @@ impl Lowering {
             .with_output_specs(&self.continued())?;
         // One query has few scores, and a loop over blocks of keys would be slower than computing them at once.
         let kernels = Kernels { attention: AttentionKernel::Plain, ..self.lower_options.kernels };
-        self.compile(&function, kernels, aliases(&function))
+        self.compile(function.graph(), kernels, aliases(&function))
     }
 
     fn params(&self) -> Decoder<TensorSpec> {
@@ -107,26 +108,17 @@ impl Lowering {
     /// The types of what both programs leave.
     fn continued(&self) -> Continued<TensorSpec> {
         let (rows, vocab) = (self.options.rows, self.decoder.config().architecture.vocab);
-        let logits = TensorSpec::new(meshloom::ir::DType::F32, [rows, vocab]);
+        let logits = TensorSpec::new(DType::F32, [rows, vocab]);
         Continued {
             cache: self.decoder.cache_specs(rows),
             logits: logits.with_axes(&["activation_batch", "activation_vocab"]),
         }
     }
 
-    fn compile<I, O>(
-        &self,
-        function: &Function<I, O>,
-        kernels: Kernels,
-        aliases: Vec<(usize, usize)>,
-    ) -> Result<Program, Error>
-    where
-        I: meshloom::trace::Tree<Leaf = TensorSpec> + MapTree<meshloom::trace::Tensor>,
-        O: meshloom::trace::Tree<Leaf = TensorSpec> + MapTree<meshloom::trace::Tensor>,
-    {
+    fn compile(&self, graph: &Graph, kernels: Kernels, aliases: Vec<(usize, usize)>) -> Result<Program, Error> {
         let sharding = self.placement.as_ref().map(|(mesh, rules)| (mesh, rules));
         let options = LowerOptions { sharding, kernels, aliases, ..self.lower_options.clone() };
-        let lowered = lower(function.graph(), &options)?;
+        let lowered = lower(graph, &options)?;
         let debug_options = self.options.debug_options.clone();
         let options = lowered.compile_options(&self.client)?.with_format(self.options.format);
         let options = CompileOptions { debug_options, ..options };

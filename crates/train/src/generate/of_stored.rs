@@ -1,11 +1,9 @@
 //! Generators of stored models.
 
-use std::path::PathBuf;
-
 use super::{Generator, GeneratorOptions};
 use crate::Error;
 use crate::published::StoredModel;
-use crate::tokenizer::{SpecialTokens, Tokenizer};
+use crate::tokenizer::{self, Tokenizer};
 use meshloom::compile::LowerOptions;
 use meshloom::pjrt::Client;
 use meshloom_nn::GeneratingDecoder;
@@ -35,7 +33,7 @@ impl StoredModel {
         let lowering = LowerOptions { sharding, ..config.lower_options(client.platform()) };
         let declared = GeneratingDecoder::new(&decoder, options.capacity).config().parameters();
         let source = self.source(&declared)?;
-        let read = |path: &str, dims: &[usize], shard: &_| source.part(path, dims, shard);
+        let read = |path: &str, dims: &[usize], shard: &[_]| source.part(path, dims, shard);
         Generator::new(client, &decoder, &lowering, options, read).map_err(|error| config.compile_error(error))
     }
 
@@ -44,20 +42,12 @@ impl StoredModel {
         self.model_folder().is_some()
     }
 
-    /// The tokens that end texts of a published model: see [`SpecialTokens`]. Other models have none.
+    /// The tokens that end texts of a published model: see [`tokenizer::stop_tokens`]. Other models have none.
     ///
     /// # Errors
     /// A file of the model cannot be read, or says something else than tokens.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<i32>, Error> {
         let Some(folder) = self.model_folder() else { return Ok(Vec::new()) };
-        Ok(SpecialTokens::open(folder, tokenizer)?.stops)
-    }
-
-    /// The folder of the published model, or what a checkpoint keeps of it.
-    fn model_folder(&self) -> Option<PathBuf> {
-        match self.checkpoint() {
-            Some(checkpoint) => checkpoint.model_folder(),
-            None => self.published_folder(),
-        }
+        Ok(tokenizer::stop_tokens(folder, tokenizer)?)
     }
 }

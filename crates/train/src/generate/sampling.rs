@@ -118,12 +118,10 @@ fn within_sum(kept: Vec<(usize, f64)>, top_p: f64) -> Vec<(usize, f64)> {
         sum <= 1.0 - top_p
     });
     let count = left_out.count().min(ascending.len().saturating_sub(1));
-    let mut is_left_out: std::collections::HashSet<usize> = Default::default();
-    is_left_out.extend(ascending[..count].iter().map(|(token, _)| *token));
+    let is_left_out: std::collections::HashSet<usize> = ascending[..count].iter().map(|(token, _)| *token).collect();
     kept.into_iter().filter(|(token, _)| !is_left_out.contains(token)).collect()
 }
 
-/// The softmax of scores.
 fn shares(scores: &[(usize, f64)]) -> Vec<(usize, f64)> {
     let highest = scores.iter().map(|(_, score)| *score).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<(usize, f64)> = scores.iter().map(|(token, score)| (*token, (score - highest).exp())).collect();

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use crate::config::RunConfig;
-use crate::published::ExportOptions;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use meshloom::hlo::files;
+use meshloom_models::published::ExportOptions;
 
 use super::processes::{CertificateFlags, ProcessFlags};
 

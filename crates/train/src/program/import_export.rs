@@ -1,9 +1,10 @@
 //! `meshloom import` and `meshloom export`: published models in and out.
 
-use crate::published::{self, ExportOptions, Exported, Imported, StoredModel};
+use crate::published::{self, Imported, StoredModel};
 use anyhow::Result;
 use meshloom::hlo::message::counted;
 use meshloom::ir::DType;
+use meshloom_models::published::{ExportOptions, Exported};
 
 use super::arguments::{Export, ExportDtype, Import};
 

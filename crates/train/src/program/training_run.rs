@@ -9,7 +9,6 @@ use crate::config::RunConfig;
 use crate::data::{SkippedLines, TextDataset, Tokenized};
 use crate::error::NotFinite;
 use crate::generate::{GenerateOptions, SamplingOptions};
-use crate::parameters::{self, LoadOptions};
 use crate::peers::{Peers, ReplicaLink};
 use crate::report::{MetricsWriter, Progress, StepMetrics, StepProfile, Summary, beside_entropy};
 use crate::{Devices, Error, Run, Text, Trainer};
@@ -17,6 +16,7 @@ use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{CacheUse, Client, ProcessPlace};
+use meshloom_models::parameters::{self, LoadOptions};
 
 use super::arguments::{Notices, PROMPT, TEMPERATURE, Train};
 use super::generate::Texts;

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use meshloom::trace::{Param, Tree};
 
-use super::PublishedWeights;
 use super::parameter_source::Source;
 use crate::Error;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Fallback};
 use crate::config::{ConfigError, RunConfig, invalid};
-use crate::families::Published;
 use crate::model_folder::{TOKENIZER, is_published};
+use meshloom_models::families::Published;
+use meshloom_models::published::{ModelFiles, PublishedWeights};
+use meshloom_models::weights::WeightsError;
 
 /// The keys of one device, on which a model is used unless the caller gives a mesh.
 const ONE_DEVICE: [&str; 3] = ["mesh.axes=data=1", "target.devices=1", "target.processes=1"];
@@ -27,9 +28,7 @@ pub struct StoredModel {
 /// A folder that has the parameters of a model.
 #[derive(Debug)]
 pub(crate) enum ModelFolder {
-    /// A checkpoint of a run.
     Checkpoint(Box<Checkpoint>),
-    /// A published model.
     Published(PathBuf),
 }
 
@@ -45,7 +44,7 @@ impl ModelFolder {
     /// The parameters of the config's model, to be read.
     pub(crate) fn source(&self, config: &RunConfig, declared: &impl Tree<Leaf = Param>) -> Result<Source<'_>, Error> {
         match self {
-            ModelFolder::Checkpoint(checkpoint) => Source::checkpoint(checkpoint, declared),
+            ModelFolder::Checkpoint(checkpoint) => Ok(Source::Checkpoint(checkpoint.parameters(declared)?)),
             ModelFolder::Published(folder) => published_source(folder, config),
         }
     }
@@ -88,10 +87,10 @@ impl StoredModel {
         }
     }
 
-    /// The folder of the published model, if it is one.
-    pub(crate) fn published_folder(&self) -> Option<PathBuf> {
+    /// The folder of the published model, or what a checkpoint keeps of it.
+    pub(crate) fn model_folder(&self) -> Option<PathBuf> {
         match &self.stored {
-            ModelFolder::Checkpoint(_) => None,
+            ModelFolder::Checkpoint(checkpoint) => checkpoint.model_folder(),
             ModelFolder::Published(folder) => Some(folder.clone()),
         }
     }
@@ -124,7 +123,7 @@ fn invalid_folder(folder: &Path, reason: &str) -> ConfigError {
 fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Error> {
     match checkpoint::find(folder, Fallback::Refuse) {
         Ok(found) => Ok(found.checkpoint),
-        Err(CheckpointError::None { directory }) => Err(Error::NoModel(directory)),
+        Err(CheckpointError::None(directory)) => Err(Error::NoModel(directory)),
         Err(CheckpointError::Read { path, source }) if path == folder && source.kind() == io::ErrorKind::NotFound => {
             Err(Error::NoModel(path))
         }
@@ -152,6 +151,14 @@ fn facts_of(checkpoint: &Checkpoint, overrides: &[String]) -> Result<String, Err
 }
 
 impl RunConfig {
+    /// The files of `model.config` beside the weights, which checkpoints of the run keep.
+    pub(crate) fn model_files(&self) -> Result<ModelFiles, WeightsError> {
+        match self.model.config.as_str() {
+            "" => Ok(ModelFiles::default()),
+            folder => ModelFiles::read(Path::new(folder)),
+        }
+    }
+
     /// Returns the folder that `train.init` names, if it names one.
     pub(crate) fn initial_parameters(&self) -> Result<Option<ModelFolder>, Error> {
         match self.train.init.as_str() {

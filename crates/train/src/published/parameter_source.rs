@@ -1,15 +1,15 @@
 //! New parameters for a state on the devices: each device's part is read on its own, so the host never has a whole one.
 
-use std::path::Path;
+use std::ops::Range;
 
-use super::PublishedWeights;
 use crate::Error;
-use crate::checkpoint::{Checkpoint, ParameterLeaves};
-use crate::parameters::{self, LoadOptions, ParameterFile};
+use crate::checkpoint::ParameterLeaves;
 use meshloom::compile::Program;
 use meshloom::ir::{DType, InternalError, Literal};
-use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox};
+use meshloom::pjrt::{Array, ArraySpec, Client};
 use meshloom::trace::{LayerPath, MapTree, Param, Tree};
+use meshloom_models::parameters::ParameterFile;
+use meshloom_models::published::{ModelFiles, PublishedWeights};
 
 /// The prefixes of the paths of parameters in the state of a run, each with whether a dimension over replicas stands
 /// before theirs.
@@ -23,43 +23,21 @@ const PLACES: [(&str, bool); 5] = [
 
 /// A source that parameters are read from.
 pub(crate) enum Source<'a> {
-    /// A safetensors file.
     File(ParameterFile),
-    /// A checkpoint.
     Checkpoint(ParameterLeaves<'a>),
-    /// The folder of a published model.
     Published(PublishedWeights),
 }
 
-impl<'a> Source<'a> {
-    /// A file that has these parameters and no others.
-    pub(crate) fn file(
-        path: &Path,
-        declared: &impl Tree<Leaf = Param>,
-        options: LoadOptions,
-    ) -> Result<Source<'a>, Error> {
-        Ok(Source::File(parameters::open_for(path, declared, options)?))
-    }
-
-    /// A checkpoint that has these parameters.
-    pub(crate) fn checkpoint(
-        checkpoint: &'a Checkpoint,
-        declared: &impl Tree<Leaf = Param>,
-    ) -> Result<Source<'a>, Error> {
-        Ok(Source::Checkpoint(checkpoint.parameters(declared)?))
-    }
-
+impl Source<'_> {
     /// A box of a parameter of these dimensions, in the type that it is stored in.
-    pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
+    pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &[Range<usize>]) -> Result<Literal, Error> {
         Ok(match self {
             Source::File(file) => file.read_part(path, shard)?,
             Source::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
             Source::Published(weights) => weights.read_part(path, dims, shard)?,
         })
     }
-}
 
-impl Source<'_> {
     /// The parameters of a model as the first arguments of a program: each device's part is read on its own.
     pub(crate) fn put(&self, declared: &impl Tree<Leaf = Param>, program: &Program) -> Result<Vec<Array>, Error> {
         let executable = program.executable();
@@ -74,7 +52,14 @@ impl Source<'_> {
         named.zip(program.inputs()).map(put).collect()
     }
 
-    /// The type in which a parameter is stored.
+    /// The files of the model, with the types of published tensors.
+    pub(crate) fn with_dtypes(&self, files: ModelFiles) -> ModelFiles {
+        match self {
+            Source::Published(weights) => weights.with_dtypes(files),
+            _ => files,
+        }
+    }
+
     pub(crate) fn dtype(&self, path: &str) -> Result<DType, Error> {
         let found = match self {
             Source::File(_) => None,
@@ -116,7 +101,7 @@ fn read_like(
     Array::put_parts(client, ty.clone(), layout, &devices, |index| {
         let own = layout.value_part(index);
         let (replicas, shard) = own.split_at(replica_dims);
-        let part = source.part(path, dims, &shard.into())?.convert(ty.dtype);
+        let part = source.part(path, dims, shard)?.convert(ty.dtype);
         Ok(replicas.iter().fold(part, |part, replicas| part.repeated(replicas.len())))
     })
 }

@@ -49,7 +49,7 @@ impl Text {
         if let Some(validation) = &text.validation
             && !validation.has_target(rows)?
         {
-            return Err(DataError::NoTargets { rows }.into());
+            return Err(DataError::NoTargets(rows).into());
         }
         Ok(text)
     }

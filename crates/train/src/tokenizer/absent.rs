@@ -2,32 +2,25 @@
 
 pub(super) enum Subword {}
 
-impl Subword {
-    pub(super) fn from_json(_: &[u8]) -> Result<Subword, String> {
-        Err("this program is built without subword tokenizers; build it with `--features tokenizers`".to_owned())
-    }
+macro_rules! absent {
+    ($($name:ident($($argument:ty),*) -> $result:ty,)*) => {
+        impl Subword {
+            pub(super) fn from_json(_: &[u8]) -> Result<Subword, String> {
+                Err("this program is built without subword tokenizers; build it with `--features tokenizers`".to_owned())
+            }
 
-    pub(super) fn last_token(&self) -> Option<u32> {
-        match *self {}
-    }
+            $(pub(super) fn $name(&self $(, _: $argument)*) -> $result {
+                match *self {}
+            })*
+        }
+    };
+}
 
-    pub(super) fn encode(&self, _: &str, _: bool) -> Result<Vec<u32>, String> {
-        match *self {}
-    }
-
-    pub(super) fn decode(&self, _: &[u32], _: bool) -> Result<String, String> {
-        match *self {}
-    }
-
-    pub(super) fn token(&self, _: &str) -> Option<u32> {
-        match *self {}
-    }
-
-    pub(super) fn text(&self, _: u32) -> Option<String> {
-        match *self {}
-    }
-
-    pub(super) fn is_special(&self, _: &str) -> bool {
-        match *self {}
-    }
+absent! {
+    last_token() -> Option<u32>,
+    encode(&str, bool) -> Result<Vec<u32>, String>,
+    decode(&[u32], bool) -> Result<String, String>,
+    token(&str) -> Option<u32>,
+    text(u32) -> Option<String>,
+    is_special(&str) -> bool,
 }

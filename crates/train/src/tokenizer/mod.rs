@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use meshloom::hlo::files;
 use sha2::{Digest, Sha256};
-pub use special::SpecialTokens;
+pub use special::stop_tokens;
 pub use stream::TextStream;
 use subword::Subword;
 
@@ -234,10 +234,10 @@ impl Tokenizer {
     }
 
     /// Returns whether a token leaves no trace in a text: it is not a token, or it is a special one.
-    fn is_left_out(&self, token: i32, keeps_special: bool) -> bool {
+    fn is_left_out(&self, token: i32) -> bool {
         let Kind::File { tokenizer, .. } = &self.0 else { return false };
         let text = u32::try_from(token).ok().and_then(|id| tokenizer.text(id));
-        text.is_none_or(|text| !keeps_special && tokenizer.is_special(&text))
+        text.is_none_or(|text| tokenizer.is_special(&text))
     }
 
     /// Whether a token may be one byte of a run that only counts as a whole.

@@ -26,7 +26,6 @@ struct Sections {
 
 /// How much rules change a text.
 struct Growth {
-    /// The factor by which the bytes are multiplied.
     factor: f64,
     /// Bytes or tokens that are added to each text.
     added: f64,

@@ -1,4 +1,4 @@
-//! The tokens that begin and end a text of a published model, by the files beside its weights.
+//! The tokens that end a text of a published model, by the files beside its weights.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -7,43 +7,23 @@ use meshloom::hlo::files;
 use serde_json::{Map, Value};
 
 use super::{Tokenizer, TokenizerError};
-use crate::families::json::Unambiguous;
+use meshloom_models::families::json::object;
 
-/// The tokens that begin and end a text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// The token in front of a text, if the files name one. Whether it is put there is said by the tokenizer:
-    /// [`Tokenizer::encode_with_special`] does it.
-    pub begin: Option<i32>,
-    /// Tokens behind which nothing is generated. There can be several: the end of a text, and the end of a turn.
-    pub stops: Vec<i32>,
-    /// The token that fills rows, if the files name one.
-    pub padding: Option<i32>,
-}
-
-impl SpecialTokens {
-    /// Reads `generation_config.json`, `config.json` and `tokenizer_config.json` of a folder: of each kind of token
-    /// the first file that names one counts. Files may be missing.
-    ///
-    /// # Errors
-    /// A file cannot be read or has a wrong value, or names a token that the tokenizer does not have.
-    pub fn open(folder: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result<SpecialTokens, TokenizerError> {
-        let folder = folder.as_ref();
-        let [generation, config, settings] =
-            ["generation_config.json", "config.json", "tokenizer_config.json"].map(|name| File::open(folder, name));
-        let (generation, config, settings) = (generation?, config?, settings?);
-        let first = |kind: &str| -> Result<Vec<i32>, TokenizerError> {
-            for file in [&generation, &config] {
-                let found = file.numbers(&format!("{kind}_token_id"))?;
-                if !found.is_empty() {
-                    return Ok(found);
-                }
-            }
-            Ok(settings.named(&format!("{kind}_token"), tokenizer)?.into_iter().collect())
-        };
-        let one = |kind: &str| first(kind).map(|found| found.first().copied());
-        Ok(SpecialTokens { begin: one("bos")?, stops: first("eos")?, padding: one("pad")? })
+/// The tokens of a published model behind which nothing is generated. There can be several: the end of a text, and the
+/// end of a turn. The first of `generation_config.json`, `config.json` and `tokenizer_config.json` counts that names
+/// such tokens. Files may be missing.
+///
+/// # Errors
+/// A file cannot be read or has a wrong value, or names a token that the tokenizer does not have.
+pub fn stop_tokens(folder: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result<Vec<i32>, TokenizerError> {
+    for name in ["generation_config.json", "config.json"] {
+        let found = File::open(folder.as_ref(), name)?.numbers("eos_token_id")?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
     }
+    let settings = File::open(folder.as_ref(), "tokenizer_config.json")?;
+    Ok(settings.named("eos_token", tokenizer)?.into_iter().collect())
 }
 
 /// A file of settings, which may be missing.
@@ -61,10 +41,9 @@ impl File {
             Err(error) if error.kind() == ErrorKind::NotFound => "{}".to_owned(),
             Err(source) => return Err(TokenizerError::ReadSettings { file: path, source }),
         };
-        let broken = |reason: String| TokenizerError::Settings { file: shown.clone(), reason };
-        match serde_json::from_str(&text).map_err(|error| broken(error.to_string()))? {
-            Unambiguous(Value::Object(object)) => Ok(File { path: shown, object }),
-            Unambiguous(_) => Err(broken("it is another value".to_owned())),
+        match object(&text) {
+            Ok(object) => Ok(File { path: shown, object }),
+            Err(reason) => Err(TokenizerError::Settings { file: shown, reason }),
         }
     }
 
@@ -90,7 +69,6 @@ impl File {
         read.ok_or_else(|| self.wrong(key, found.unwrap_or(&Value::Null), expected))
     }
 
-    /// A token by its text.
     fn named(&self, key: &str, tokenizer: &Tokenizer) -> Result<Option<i32>, TokenizerError> {
         let text = match self.object.get(key) {
             None | Some(Value::Null) => return Ok(None),

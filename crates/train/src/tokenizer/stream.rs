@@ -10,7 +10,6 @@ use super::Tokenizer;
 #[derive(Debug)]
 pub struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
-    keeps_special: bool,
     /// Tokens whose text is out, in front of those whose text is not all out. Decoders treat the first token of a text
     /// in another way, so that the latter are never the first.
     tokens: Vec<i32>,
@@ -22,25 +21,20 @@ pub struct TextStream<'t> {
 
 impl<'t> TextStream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer) -> TextStream<'t> {
-        TextStream { tokenizer, keeps_special: false, tokens: Vec::new(), context: 0, out: 0 }
-    }
-
-    /// The stream that has the texts of special tokens too.
-    pub fn with_special(self) -> TextStream<'t> {
-        TextStream { keeps_special: true, ..self }
+        TextStream { tokenizer, tokens: Vec::new(), context: 0, out: 0 }
     }
 
     /// The text that a token adds: empty while a character is not whole.
     pub fn push(&mut self, token: i32) -> String {
         // As if it were not there: bytes on both sides of it are one run.
-        if self.tokenizer.is_left_out(token, self.keeps_special) {
+        if self.tokenizer.is_left_out(token) {
             return String::new();
         }
         self.tokens.push(token);
         if self.tokenizer.is_byte_of_run(token) {
             return String::new();
         }
-        let all = self.text(&self.tokens);
+        let all = self.tokenizer.decode(&self.tokens);
         // Replacement characters at the end stand for half a character, or for bytes that are not UTF-8.
         let stable = all.trim_end_matches('\u{fffd}').len();
         let added = all.get(self.out..stable).unwrap_or_default().to_owned();
@@ -56,22 +50,17 @@ impl<'t> TextStream<'t> {
         self.rest()
     }
 
-    /// The text that is left if no token follows.
     pub(crate) fn rest(&self) -> String {
-        self.text(&self.tokens).get(self.out..).unwrap_or_default().to_owned()
+        self.tokenizer.decode(&self.tokens).get(self.out..).unwrap_or_default().to_owned()
     }
 
     /// Forgets tokens whose text is out, except for those that the next tokens need in front of them.
     fn forget(&mut self) {
-        let new = self.text(&self.tokens[self.context..]);
+        let new = self.tokenizer.decode(&self.tokens[self.context..]);
         // Tokens without text may leave the treatment of a first token to the next one.
         if !new.is_empty() {
             self.tokens.drain(..self.context);
             (self.context, self.out) = (self.tokens.len(), new.len());
         }
-    }
-
-    fn text(&self, tokens: &[i32]) -> String {
-        if self.keeps_special { self.tokenizer.decode_with_special(tokens) } else { self.tokenizer.decode(tokens) }
     }
 }

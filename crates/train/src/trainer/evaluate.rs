@@ -48,7 +48,7 @@ impl Evaluator {
             total += weight;
         }
         if total == 0.0 {
-            return Err(DataError::NoTargets { rows }.into());
+            return Err(DataError::NoTargets(rows).into());
         }
         Ok(sum / total)
     }

@@ -27,12 +27,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::checkpoint::ModelFiles;
 use crate::config::RunConfig;
 use crate::data::{DataError, TextDataset};
 use crate::error::{Error, Execution, NotFinite};
 use crate::generate::{Generator, GeneratorOptions, LiveParameters};
-use crate::parameters::{self, LoadOptions};
 use crate::published::{Source, with_parameters};
 use crate::replica::{Giving, Replica};
 use crate::report::{Evaluation, MemoryUse, StepMetrics, Summary};
@@ -47,6 +45,8 @@ use meshloom::ir::{Graph, InternalError, Literal, TensorType};
 use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{MapTree, Param, Tree};
+use meshloom_models::parameters::{self, LoadOptions, ParameterFile};
+use meshloom_models::published::ModelFiles;
 use meshloom_nn::DecoderConfig;
 use prefetch::Prefetch;
 use resume::form_of_replicas;
@@ -297,7 +297,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The plugin fails, or the file cannot be written.
     pub fn save_parameters(&self, file: impl AsRef<std::path::Path>) -> Result<(), Error> {
-        Ok(parameters::save_as(file.as_ref(), self.state.params(), &self.run.model().parameters())?)
+        Ok(parameters::save_arrays(file, self.state.params(), &self.run.model().parameters())?)
     }
 
     /// Replaces the present parameters by those of a safetensors file. The optimizer's state and the step stay.
@@ -305,7 +305,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The file cannot be read, is damaged, or does not have the model's parameters: the error names the path.
     pub fn load_parameters(&mut self, file: impl AsRef<std::path::Path>, options: LoadOptions) -> Result<(), Error> {
-        self.assign_parameters(&Source::file(file.as_ref(), &self.run.model().parameters(), options)?)
+        let declared = self.run.model().parameters();
+        self.assign_parameters(&Source::File(ParameterFile::open_for(file.as_ref(), &declared, options)?))
     }
 
     fn assign_parameters(&mut self, source: &Source<'_>) -> Result<(), Error> {

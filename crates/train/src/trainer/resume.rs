@@ -60,7 +60,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// The checkpoint's parameters are not those of the model, or the plugin fails.
     pub fn load_parameters_of(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let declared = self.run.model().parameters();
-        self.assign_parameters(&Source::checkpoint(checkpoint, &declared)?)
+        self.assign_parameters(&Source::Checkpoint(checkpoint.parameters(&declared)?))
     }
 
     /// Steps done so far, those before a checkpoint included.

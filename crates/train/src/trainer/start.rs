@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::data::hex;
 use crate::error::{Error, Execution, SyncError};
 use crate::peers::{Peers, ReplicaLink};
-use crate::published::{Source, with_parameters};
+use crate::published::with_parameters;
 use crate::replica::{LoweredReplica, Replica};
 use crate::run::{Calls, Dataset, Model, Run, RunStateOf, RunStep, execute, laid_out_for};
 use meshloom::compile::{Lowered, Program};
@@ -38,8 +38,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let declared = run.model().parameters();
         let init = init.as_ref().map(|init| init.source(config, &declared)).transpose()?;
         let model_files = match &init {
-            Some(Source::Published(weights)) => weights.with_dtypes(model_files),
-            _ => model_files,
+            Some(source) => source.with_dtypes(model_files),
+            None => model_files,
         };
         let has_validation = data.validation(0..1)?.is_some();
         config.check_evaluation(has_validation)?;

@@ -42,7 +42,7 @@ pub fn write(out: &Path, input: &str, report: &Report, case: &Case) -> Result<()
     if let Some((reference, devices)) = &case.reference {
         whole(&out.join("reference.hlo.txt"), text(reference, *devices).as_bytes())?;
     }
-    whole(&out.join("inputs.safetensors"), &write_safetensors(&case.inputs))?;
+    whole(&out.join("inputs.safetensors"), &write_safetensors(&case.inputs)?)?;
     whole(&out.join("reproduce.py"), script(case).as_bytes())?;
     // The summary is written last: where it is, the other files are.
     whole(&out.join("summary.md"), summary(input, report, case).as_bytes())
