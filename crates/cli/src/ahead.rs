@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::config::RunConfig;
-use crate::run::StepAhead;
+use meshloom_train::config::RunConfig;
+use meshloom_train::run::StepAhead;
 use anyhow::Result;
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::PjrtError;

@@ -2,13 +2,17 @@
 
 use std::path::PathBuf;
 
-use crate::config::RunConfig;
-use crate::published::ExportOptions;
+use meshloom_train::config::RunConfig;
+use meshloom_train::published::ExportOptions;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use meshloom::hlo::files;
 
-use super::processes::{CertificateFlags, ProcessFlags};
+use crate::bisect::Bisect;
+use crate::compile::Compile;
+use crate::doctor::Doctor;
+use crate::plan::Plan;
+use crate::processes::{CertificateFlags, ProcessFlags};
 
 /// The prompt that is continued unless the user gives another.
 pub const PROMPT: &str = "It was ";
@@ -18,7 +22,7 @@ pub const TEMPERATURE: f64 = 0.8;
 
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
-#[command(name = "meshloom", version)]
+#[command(name = "meshloom", version, max_term_width = 110)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
@@ -32,7 +36,26 @@ pub enum Command {
     Export(Export),
     Logits(Logits),
     Config(Config),
+    /// List the pipelines that a run config could have, with a picture, and the ways to split a sequence; with --search,
+    /// find the fastest plan on given hardware
+    Plan(Common<Plan>),
+    /// Compile a run config or HLO for hardware that you need not have
+    Compile(Common<Compile>),
+    /// Find what makes a program go wrong, and shrink it
+    Bisect(Common<Bisect>),
+    /// List the plugins found, what each can do, and how to get what is missing
+    Doctor(Common<Doctor>),
     Certificates(CertificateFlags),
+}
+
+/// A command that prints an answer, as those of `hlo-dump` do.
+#[derive(Args)]
+#[command(after_help = "Exit status: 0 done; 1 `bisect` found a symptom; 2 an error.")]
+pub struct Common<C: Args> {
+    #[command(flatten)]
+    pub command: C,
+    #[command(flatten)]
+    pub common: hlo_dump::arguments::Common,
 }
 
 /// The run config and its overrides.

@@ -1,12 +1,12 @@
 //! `meshloom config`: every key of the run config.
 
-use crate::Devices;
-use crate::config::{KeyInfo, RunConfig, SectionInfo};
+use meshloom_train::Devices;
+use meshloom_train::config::{KeyInfo, RunConfig, SectionInfo};
 use anyhow::Result;
 use meshloom::pjrt::Topology;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 
-use super::arguments::{Config, Format};
+use crate::arguments::{Config, Format};
 
 pub fn run(arguments: &Config) -> Result<()> {
     let config = if arguments.defaults { RunConfig::default() } else { arguments.config.load([])? };

@@ -1,4 +1,4 @@
-//! `hlo-dump doctor`: the plugins and libraries that are here to compile with.
+//! `meshloom doctor`: the plugins and libraries that are here to compile with.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{
     CudaDevice, CudaDriver, FindOptions, FoundLibrary, Plugin, Topology, WHEELS, Wheel, libraries_of, plugin_variable,
 };
-use meshloom_hlo::suggest::did_you_mean;
+use meshloom::hlo::suggest::did_you_mean;
 use serde::Serialize;
 
-use crate::configs::ahead::{download, settings};
-use crate::output::{self, BAD, BOLD, GOOD, line, paint, plural};
+use hlo_dump::configs::ahead::{download, settings};
+use hlo_dump::output::{self, BAD, BOLD, GOOD, line, paint, plural};
 
 #[derive(Args)]
 pub struct Doctor {
@@ -123,10 +123,10 @@ pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
     let plugins: Vec<Report> = PLATFORMS.iter().map(|platform| examine(*platform)).collect();
     let offline = std::env::var("MESHLOOM_OFFLINE").is_ok_and(|value| value == "1");
     if json {
-        return output::json("doctor", &Answer { version: env!("CARGO_PKG_VERSION"), plugins, offline });
+        return output::json("meshloom/doctor", &Answer { version: env!("CARGO_PKG_VERSION"), plugins, offline });
     }
-    line(&paint(BOLD, &format!("hlo-dump {}", env!("CARGO_PKG_VERSION"))));
-    line("everything but `compile`, `bisect` and `--stage compiled` works without a plugin");
+    line(&paint(BOLD, &format!("meshloom {}", env!("CARGO_PKG_VERSION"))));
+    line("`hlo-dump`, `plan` and `config` work without a plugin, but for what is compiled");
     for report in &plugins {
         line("");
         print(report);
@@ -156,7 +156,7 @@ fn examine((platform, can, topology): (&'static str, &'static str, &'static str)
             report.nvidia = (platform == "cuda").then(|| Nvidia::of(None));
             report.problem = Some(error.to_string());
             let size = Wheel::of_platform(platform).next().map(download).unwrap_or_default();
-            report.fix = Some(format!("hlo-dump doctor --fetch {platform}    ({size})"));
+            report.fix = Some(format!("meshloom doctor --fetch {platform}    ({size})"));
             return report;
         }
     }

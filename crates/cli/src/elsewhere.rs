@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::processes::{CertificateFlags, ProcessFlags, Several, Start};
+use crate::processes::{CertificateFlags, ProcessFlags, Several, Start};
 
 /// The program that can be one of several processes.
 const PROGRAM: &str = "meshloom-processes";
@@ -98,7 +98,7 @@ pub enum ElsewhereError {
     /// The program has another version.
     #[error(
         "this {PROGRAM} has version {own}, but the meshloom that started it has {other}: install both from the same \
-         source, by `cargo install --path crates/train` and `cargo install --path crates/cluster`"
+         source, by `cargo install --path crates/cli` and `cargo install --path crates/cluster`"
     )]
     OtherVersion {
         /// The version of this program.
@@ -111,7 +111,7 @@ pub enum ElsewhereError {
 meshloom::hlo::debug_is_message!(ElsewhereError);
 
 /// Checks that the program that has started this one, if one has, has the same version.
-pub(super) fn check_version() -> Result<(), ElsewhereError> {
+pub(crate) fn check_version() -> Result<(), ElsewhereError> {
     let own = env!("CARGO_PKG_VERSION");
     match env::var_os(STARTED_BY) {
         Some(other) if other != OsStr::new(own) => {

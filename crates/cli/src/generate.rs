@@ -4,16 +4,16 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
-use crate::Devices;
-use crate::generate::{
+use meshloom_train::Devices;
+use meshloom_train::generate::{
     ContinuedText, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions, StepCost,
 };
-use crate::published::StoredModel;
-use crate::tokenizer::Tokenizer;
+use meshloom_train::published::StoredModel;
+use meshloom_train::tokenizer::Tokenizer;
 use anyhow::Result;
 use meshloom::hlo::message::{self, counted};
 
-use super::arguments::Generate;
+use crate::arguments::Generate;
 
 /// Texts that are continued together.
 pub struct Texts<'a> {
@@ -102,7 +102,7 @@ pub fn run(arguments: &Generate) -> Result<()> {
         min_p: arguments.min_p,
     };
     // Before anything is compiled.
-    sampling.check().map_err(crate::Error::from)?;
+    sampling.check().map_err(meshloom_train::Error::from)?;
     let mut stop_tokens = model.stop_tokens(&tokenizer)?;
     stop_tokens.extend(&arguments.stop_token);
     let texts = Texts {

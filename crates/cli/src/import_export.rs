@@ -1,11 +1,11 @@
 //! `meshloom import` and `meshloom export`: published models in and out.
 
-use crate::published::{self, ExportOptions, Exported, Imported, StoredModel};
+use meshloom_train::published::{self, ExportOptions, Exported, Imported, StoredModel};
 use anyhow::Result;
 use meshloom::hlo::message::counted;
 use meshloom::ir::DType;
 
-use super::arguments::{Export, ExportDtype, Import};
+use crate::arguments::{Export, ExportDtype, Import};
 
 pub fn import(arguments: &Import) -> Result<()> {
     let Imported { folder, parameters, skipped } =

@@ -21,19 +21,19 @@ use meshloom::pjrt::{end_process, is_ignored};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::peers::Peers;
+use meshloom_train::peers::Peers;
 
 /// The signals that end a run, with their names.
 const SIGNALS: [(i32, &str); 3] = [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT"), (SIGHUP, "SIGHUP")];
 
 /// How often Google's metadata server is asked.
-pub(super) const ASKED_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const ASKED_EVERY: Duration = Duration::from_secs(5);
 
 /// The variable that names another metadata server, as for Google's own libraries.
 const METADATA_HOST: &str = "GCE_METADATA_HOST";
 
 /// Returns the name of Google's metadata server.
-pub(super) fn metadata_host() -> String {
+pub(crate) fn metadata_host() -> String {
     std::env::var(METADATA_HOST).unwrap_or_else(|_| "metadata.google.internal".to_owned())
 }
 

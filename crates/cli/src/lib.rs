@@ -1,5 +1,8 @@
 //! The program `meshloom` as a function of a command line.
 //!
+//! It trains, generates, plans, compiles and bisects; the commands that print an answer do so as those of `hlo-dump`,
+//! with its functions for inputs and output.
+//!
 //! Two programs share this body: `meshloom`, and `meshloom-processes` of `meshloom-cluster`, which can also be one of
 //! several processes. They differ in the [`Start`] that they pass to [`main`].
 
@@ -18,26 +21,29 @@ macro_rules! eprintln {
 
 mod ahead;
 mod arguments;
+mod bisect;
+mod compile;
 mod config;
+mod doctor;
 mod elsewhere;
-mod import_export;
 mod generate;
+mod import_export;
 mod interrupts;
 mod logits;
 mod outputs;
 mod plan;
 mod processes;
+mod progress;
 mod train;
+mod train_plan;
 mod training_run;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::Parser;
-use meshloom::pjrt::{end_process, worker};
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::prelude::*;
+use anyhow::Result;
+use hlo_dump::{Caller, Outcome, Ran};
+use meshloom::pjrt::end_process;
 
 use arguments::{Arguments, Command};
 
@@ -48,9 +54,7 @@ pub use processes::{CertificateFlags, Join, Part, ProcessFlags, Several, Start};
 /// The whole program: it reads the command line of this process, runs it, prints errors, and returns the exit code. It
 /// ends the process after a run that failed.
 pub fn main(start: Start) -> ExitCode {
-    // For --target: the compiler runs in a child process, which is this program again.
-    worker::run_if_asked();
-    log_to_stderr();
+    hlo_dump::configs::start();
     let ran = elsewhere::check_version().map_err(anyhow::Error::from);
     let ran = ran.and_then(|()| Ok(Interrupts::of_process()?)).map_err(Failure::Run);
     match ran.and_then(|interrupts| run_until(&interrupts, std::env::args_os(), start)) {
@@ -58,8 +62,9 @@ pub fn main(start: Start) -> ExitCode {
         Err(Failure::Usage(error)) => {
             // If standard error is closed, the message has no reader, so an error of writing it is ignored.
             let _ = error.print();
-            ExitCode::from(Failure::Usage(error).exit_code())
+            ExitCode::from(2)
         }
+        Err(Failure::Printed(code)) => ExitCode::from(code),
         Err(failure) => {
             eprintln!("{failure}");
             // A step that took too long still runs.
@@ -87,7 +92,7 @@ pub fn run_until(
     start: Start,
 ) -> Result<(), Failure> {
     let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-    let arguments = match Arguments::try_parse_from(&words) {
+    let arguments = match hlo_dump::parse::<Arguments>(words.clone(), |name| COMMON.contains(&name)) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => return Err(Failure::Usage(Box::new(error))),
         // The command line asks for help, or for the version.
@@ -100,11 +105,37 @@ pub fn run_until(
         Command::Export(arguments) => import_export::export(arguments),
         Command::Logits(arguments) => logits::run(arguments),
         Command::Config(arguments) => config::run(arguments),
+        Command::Plan(it) => return printed(&it.common, |json| plan::run(&it.command, json).map(|()| Outcome::Done)),
+        Command::Compile(it) => return printed(&it.common, |json| compile::run(&it.command, json).map(|()| Outcome::Done)),
+        Command::Bisect(it) => return printed(&it.common, |json| bisect::run(&it.command, json)),
+        Command::Doctor(it) => return printed(&it.common, |json| doctor::run(&it.command, json).map(|()| Outcome::Done)),
         Command::Certificates(arguments) => (start.certify)(arguments, &words).map(|advice| print!("{advice}")),
     };
     done.map_err(|error| match error.downcast() {
         Ok(ended) => Failure::Ended(ended),
         Err(error) => Failure::Run(error),
+    })
+}
+
+/// The commands that print an answer.
+const COMMON: [&str; 4] = ["plan", "compile", "bisect", "doctor"];
+
+/// Runs a command that prints its answer, or its error.
+fn printed(common: &hlo_dump::arguments::Common, command: impl FnOnce(bool) -> Result<Outcome>) -> Result<(), Failure> {
+    match hlo_dump::execute(common, command) {
+        0 => Ok(()),
+        status => Err(Failure::Printed(status)),
+    }
+}
+
+/// Runs a command line without the program's name as [`hlo_dump::run`] does: what `plan`, `compile`, `bisect` and
+/// `doctor` print goes into memory.
+pub fn run_in_memory<A: Into<OsString>>(words: impl IntoIterator<Item = A>, caller: Caller) -> Ran {
+    let words = std::iter::once("meshloom".into()).chain(words.into_iter().map(Into::into));
+    hlo_dump::within(caller, || match run(words, ELSEWHERE) {
+        Ok(()) => 0,
+        Err(Failure::Usage(error)) => hlo_dump::print_usage(&error),
+        Err(failure) => failure.exit_code(),
     })
 }
 
@@ -132,6 +163,9 @@ pub enum Failure {
     /// The run was ended before its last step.
     #[error(transparent)]
     Ended(Ended),
+    /// The command has printed why, and ends with this code.
+    #[error("exit status {0}")]
+    Printed(u8),
 }
 
 meshloom::hlo::debug_is_message!(Failure);
@@ -143,15 +177,7 @@ impl Failure {
             Failure::Usage(_) => 2,
             Failure::Run(_) => 1,
             Failure::Ended(ended) => ended.code,
+            Failure::Printed(code) => *code,
         }
     }
-}
-
-/// Logs events to standard error: those that `RUST_LOG` selects, else warnings and informational events of meshloom.
-fn log_to_stderr() {
-    let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
-    let usual = || Targets::new().with_default(LevelFilter::WARN).with_target("meshloom", LevelFilter::INFO);
-    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).without_time();
-    let log = log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
-    log.finish().with(chosen.unwrap_or_else(usual)).init();
 }

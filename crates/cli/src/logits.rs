@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
-use crate::Devices;
-use crate::generate::LogitsProgram;
-use crate::published::StoredModel;
+use meshloom_train::Devices;
+use meshloom_train::generate::LogitsProgram;
+use meshloom_train::published::StoredModel;
 use anyhow::{Result, anyhow};
 
-use super::arguments::Logits;
+use crate::arguments::Logits;
 use meshloom::hlo::files;
 
 /// Bytes of a file of tokens, at most.

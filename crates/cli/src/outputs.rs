@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::Trainer;
-use crate::checkpoint::{Checkpoint, Checkpointer, Start};
-use crate::config::RunConfig;
-use crate::peers::Peers;
-use crate::report::{Evaluation, EventWriter, MetricsWriter, Progress, StepMetrics, StepProfile};
+use meshloom_train::Trainer;
+use meshloom_train::checkpoint::{Checkpoint, Checkpointer, Start};
+use meshloom_train::config::RunConfig;
+use meshloom_train::peers::Peers;
+use meshloom_train::report::{Evaluation, EventWriter, MetricsWriter, StepMetrics, StepProfile};
 use anyhow::Result;
 use meshloom::pjrt::Client;
 
-use super::arguments::Train;
+use crate::arguments::Train;
+use crate::progress::Progress;
 
 /// The outputs that the user asks for: metrics, TensorBoard's events, a profile, checkpoints, and the last parameters.
 pub struct Outputs {

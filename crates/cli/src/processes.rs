@@ -10,8 +10,8 @@ use anyhow::Result;
 use clap::Args;
 use meshloom::pjrt::{Client, ProcessPlace};
 
-use crate::config::RunConfig;
-use crate::peers::{Peers, ReplicaLink};
+use meshloom_train::config::RunConfig;
+use meshloom_train::peers::{Peers, ReplicaLink};
 
 /// Makes the run one of several processes or replicas, from the flags and all words of the command line.
 pub type Join = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
@@ -60,7 +60,7 @@ pub struct ProcessFlags {
     #[arg(long, value_name = "N", requires = "process_count")]
     pub process_id: Option<usize>,
     /// How many processes there are
-    #[arg(long, value_name = "N", requires = "process_id", value_parser = super::arguments::parse_count)]
+    #[arg(long, value_name = "N", requires = "process_id", value_parser = crate::arguments::parse_count)]
     pub process_count: Option<usize>,
     /// The etcd through which they find each other, http://HOST:PORT or https://HOST:PORT; on this host, process 0
     /// starts one if none is there. Also MESHLOOM_STORE. Not needed with mpiexec on one host

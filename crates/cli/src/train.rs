@@ -3,15 +3,15 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use anyhow::{Result, bail};
 use meshloom::pjrt::Topology;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 
-use super::arguments::{PlanChoice, Train};
-use super::processes::Start;
-use super::training_run::train;
-use super::{Interrupts, ahead, plan};
+use crate::arguments::{PlanChoice, Train};
+use crate::processes::Start;
+use crate::training_run::train;
+use crate::{Interrupts, ahead, train_plan};
 
 pub fn run(arguments: &Train, words: &[OsString], start: Start, interrupts: &Interrupts) -> Result<()> {
     let is_part = arguments.is_one_of_several() || arguments.replica().is_some();
@@ -31,7 +31,7 @@ pub fn run(arguments: &Train, words: &[OsString], start: Start, interrupts: &Int
         bail!("{flag} is for compiling: give the hardware by --target, or by target.topology");
     }
     let (config, opened) = match arguments.plan {
-        Some(PlanChoice::Auto) => plan::search_for(arguments, config)?,
+        Some(PlanChoice::Auto) => train_plan::search_for(arguments, config)?,
         None => (config, None),
     };
     if arguments.debug_sharding {

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::config::RunConfig;
-use crate::search::{
+use meshloom_train::config::RunConfig;
+use meshloom_plan::{
     Found, Hardware, Progress, Search, SearchOptions, hardware, hardware_of_devices, on_hardware, read_hardware, search,
 };
 use anyhow::{Result, bail};
@@ -13,7 +13,7 @@ use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::{counted, human_bytes, seconds};
 use meshloom::pjrt::Client;
 
-use super::arguments::Train;
+use crate::arguments::Train;
 
 /// A client, and what the user should know of the choice of its platform.
 pub type Opened = (Client, Vec<String>);
@@ -23,7 +23,7 @@ pub fn search_for(arguments: &Train, config: RunConfig) -> Result<(RunConfig, Op
     if arguments.is_one_of_several() || arguments.replica().is_some() || config.target.processes > 1 {
         bail!(
             "--plan auto is for one process, because several might find different plans: write a config with the plan by \
-             `hlo-dump plan CONFIG --search --write FILE`, and give it to each process"
+             `meshloom plan CONFIG --search --write FILE`, and give it to each process"
         );
     }
     let (config, hardware, opened) = match (&arguments.hardware, config.target.topology.as_str()) {
@@ -82,20 +82,20 @@ fn of_client(config: &RunConfig) -> Result<Searched> {
 
 /// Prints the plan that was found, and the number of plans that were considered.
 fn say(searched: &Search, best: &Found, options: &SearchOptions, took: f64) {
-    let Search { considered, lowered, ended_early, configured, configured_plan, .. } = searched;
+    let Search { considered, lowered, ended_early, configured, .. } = searched;
     let devices = counted(options.hardware.device_count(), "device");
     let left = if *ended_early { "; some were left that may be faster" } else { "" };
     eprintln!("{} for {devices}, {lowered} of them lowered in {}{left}", counted(considered, "plan"), seconds(took));
-    let whose = match (configured_plan, configured) {
-        (Some(plan), _) if *plan == best.plan => " is the configured one".to_owned(),
-        (_, Some(Ok((time, _)))) => format!(" (as configured, a step takes {})", seconds(time.seconds)),
+    let whose = match configured {
+        _ if best.is_configured => " is the configured one".to_owned(),
+        Some(Ok(found)) => format!(" (as configured, a step takes {})", seconds(found.seconds())),
         _ => String::new(),
     };
     let there_is = options.hardware.chip.device_memory();
     eprintln!(
         "the best{whose}: {}; by the estimate, a step takes {} and at most {}{} on each device",
         best.plan.settings().join(" "),
-        seconds(best.time.seconds),
+        seconds(best.seconds()),
         human_bytes(best.bytes),
         there_is.map_or(String::new(), |bytes| format!(" of {}", human_bytes(bytes))),
     );

@@ -4,27 +4,27 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::checkpoint::{self, Checkpoint, Fallback, Found};
-use crate::config::RunConfig;
-use crate::data::{SkippedLines, TextDataset, Tokenized};
-use crate::error::NotFinite;
-use crate::generate::{GenerateOptions, SamplingOptions};
-use crate::parameters::{self, LoadOptions};
-use crate::peers::{Peers, ReplicaLink};
-use crate::report::{MetricsWriter, Progress, StepMetrics, StepProfile, Summary, beside_entropy};
-use crate::{Devices, Error, Run, Text, Trainer};
+use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
+use meshloom_train::config::RunConfig;
+use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
+use meshloom_train::generate::{GenerateOptions, SamplingOptions};
+use meshloom_train::parameters::{self, LoadOptions};
+use meshloom_train::peers::{Peers, ReplicaLink};
+use meshloom_train::report::{MetricsWriter, StepMetrics, StepProfile, Summary, beside_entropy};
+use meshloom_train::{Devices, Error, NotFinite, Run, Text, Trainer};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{CacheUse, Client, ProcessPlace};
 
-use super::arguments::{Notices, PROMPT, TEMPERATURE, Train};
-use super::generate::Texts;
-use super::interrupts::{ASKED_EVERY, Training, metadata_host};
-use super::outputs::Outputs;
-use super::plan::Opened;
-use super::processes::Part;
-use super::{Ended, Interrupt, Interrupts};
+use crate::arguments::{Notices, PROMPT, TEMPERATURE, Train};
+use crate::generate::Texts;
+use crate::interrupts::{ASKED_EVERY, Training, metadata_host};
+use crate::outputs::Outputs;
+use crate::train_plan::Opened;
+use crate::processes::Part;
+use crate::progress::Progress;
+use crate::{Ended, Interrupt, Interrupts};
 
 /// Tokens that are generated at the end, unless the user says how many.
 const SAMPLE: usize = 160;
@@ -205,7 +205,7 @@ impl<'a> TrainingRun<'a> {
         // Last, so that a run that does not begin leaves what an earlier one wrote.
         let outputs = Outputs::open(arguments, &config, checkpoint.as_ref(), profile, member.peers.clone())?;
         let summary = trainer.summary();
-        let progress = if member.is_first() { Progress::new(last_step) } else { Progress::hidden() };
+        let progress = Progress::new(last_step, member.is_first());
         let (start, last) = (Instant::now(), None);
         let run = TrainingRun {
             arguments,

@@ -15,7 +15,7 @@ use meshloom_hlo::PlatformKind;
 use meshloom_pjrt::{Client, ProcessPlace};
 use meshloom_train::config::RunConfig;
 use meshloom_train::peers::{Peers, ReplicaLink};
-use meshloom_train::program::{Ended, Part, ProcessFlags, Several, Start};
+use meshloom_cli::{Ended, Part, ProcessFlags, Several, Start};
 
 use crate::launch::{Launched, OwnEnvironment};
 use crate::store::{StoreOptions, Tls, User};

@@ -9,10 +9,10 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
-use crate::config_commands;
 use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::output::{self, BAD, GOOD, line, paint};
+use crate::run::configs;
 use crate::{memory, overlap, replication};
 
 /// The smallest parameter that `--deny replication` counts by default.
@@ -119,7 +119,10 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         }
         checks.push(verdict);
     }
-    let ahead = || config_commands::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
+    let ahead = || {
+        let configs = configs("compiling ahead of time")?;
+        (configs.ahead)(&arguments.input, arguments.target.as_deref(), needs_rates)
+    };
     let ahead = compiles.then(ahead).transpose()?;
     if !arguments.min_overlap.is_empty() {
         let line = match (chip, &ahead) {
@@ -141,7 +144,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     }
     let passed = checks.iter().all(|check| check.passed);
     if json {
-        output::json("check", &loaded.found(&Answer { passed, checks: &checks }))?;
+        output::json("hlo-dump/check", &loaded.found(&Answer { passed, checks: &checks }))?;
     } else {
         loaded.print_title();
         checks.iter().for_each(print);

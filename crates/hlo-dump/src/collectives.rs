@@ -72,7 +72,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     if let Some(by) = arguments.group {
         let groups = sums(&found, by);
         if json {
-            return output::json("collectives", &loaded.found(&Grouped { groups }));
+            return output::json("hlo-dump/collectives", &loaded.found(&Grouped { groups }));
         }
         loaded.print_title();
         let table = Table::of(&groups)
@@ -89,7 +89,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     if json {
         let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
         let answer = Answer { collectives: &found.entries, totals, conditionals };
-        return output::json("collectives", &loaded.found(&answer));
+        return output::json("hlo-dump/collectives", &loaded.found(&answer));
     }
     loaded.print_title();
     print(&found.entries, &found.conditionals, arguments.limit);

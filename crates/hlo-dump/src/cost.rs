@@ -44,7 +44,7 @@ pub fn run(arguments: &Cost, json: bool) -> Result<()> {
     }
     note_if_empty(cost.instructions.len(), all, "instruction", [given("--scope", &arguments.scope)]);
     if json {
-        return output::json("cost", &loaded.found(&Answer { chip: chip.map(|chip| chip.name), cost: &cost }));
+        return output::json("hlo-dump/cost", &loaded.found(&Answer { chip: chip.map(|chip| chip.name), cost: &cost }));
     }
     loaded.print_title();
     print_rows(&rows(&cost, by), chip.is_some(), arguments.limit);

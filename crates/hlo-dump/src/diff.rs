@@ -47,7 +47,7 @@ pub fn run(arguments: &Diff, json: bool) -> Result<Outcome> {
     let outcome = if same || !arguments.exit_code { Outcome::Done } else { Outcome::Found };
     if json {
         let (before, after) = (before.describe(), after.describe());
-        output::json("diff", &Answer { before, after, same, figures: &figures, diff: &changes })?;
+        output::json("hlo-dump/diff", &Answer { before, after, same, figures: &figures, diff: &changes })?;
         return Ok(outcome);
     }
     for (sign, loaded) in [("-", &before), ("+", &after)] {

@@ -4,11 +4,13 @@
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
 use meshloom_analysis::{Chip, ModuleCollective, ModuleCollectives};
+use meshloom_hlo::table::Table;
 use serde::Serialize;
 
 use crate::collectives::{self, axes_of};
 use crate::input::Loaded;
 use crate::moved::Moved;
+use crate::output::{self, BOLD, line, paint};
 
 /// The collectives of a kind over some axes.
 #[derive(Serialize)]
@@ -41,7 +43,6 @@ impl Sums {
         Sums { axes, emitted, compiled, ratio }
     }
 
-    #[cfg(feature = "configs")]
     fn ratio_text(&self) -> String {
         match (self.ratio, self.emitted.moved_bytes().most) {
             (Some(ratio), _) => format!("{ratio:.3}"),
@@ -103,11 +104,7 @@ impl Emitted {
         }
     }
 
-    #[cfg(feature = "configs")]
     pub fn print(&self) {
-        use crate::output::{self, BOLD, line, paint};
-        use meshloom_hlo::table::Table;
-
         line(&paint(BOLD, "collectives as emitted, and as compiled"));
         let kinds = self.by_kind.iter().map(|row| (row.kind, &row.sums));
         let table = Table::of(kinds.chain([("in all", &self.all)]))

@@ -12,10 +12,9 @@ use meshloom_hlo::{PlatformKind, Stage};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::configs;
 use crate::folder;
 use crate::output::{BOLD, Busy, WARN, line, paint, plural};
-use crate::run::Run;
+use crate::run::{CONFIGS, Run, configs};
 use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
 
@@ -137,7 +136,7 @@ impl Loaded {
             (Some(_), _) => "take --stage partitioned".to_owned(),
             (None, Some(_)) => "take --stage partitioned or --stage compiled, if the folder has them".to_owned(),
             (None, None) => format!(
-                "take the text of `lowered.compile()` in JAX, or `hlo-dump compile {} --target TARGET -o FILE`",
+                "take the text of `lowered.compile()` in JAX, or `meshloom compile {} --target TARGET -o FILE`",
                 self.argument()
             ),
         };
@@ -241,7 +240,7 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
     let is_named = path.extension().is_some_and(|extension| extension == "toml");
     match text.filter(|_| is_named) {
         Some(text) => Ok(text.to_owned()),
-        None if text.is_some_and(configs::is_config) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
+        None if text.is_some_and(|text| CONFIGS.is_some_and(|it| (it.is_config)(text))) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
             "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
              it, give --run-config, or name the file .toml"
         )),
@@ -287,7 +286,7 @@ fn from_hlo(
 ) -> Result<Loaded> {
     if let Some(stage) = reading.stage {
         bail!(
-            "--stage {stage} is for run configs and dump folders; a file of HLO is one stage, and `hlo-dump compile` compiles it"
+            "--stage {stage} is for run configs and dump folders; a file of HLO is one stage, and `meshloom compile` compiles it"
         );
     }
     if !reading.set.is_empty() {
@@ -351,7 +350,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = configs::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
+    let (run, program) = (configs("a run config")?.read)(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;

@@ -79,7 +79,8 @@ pub fn note(text: &str) {
     error_line(&paint(DIM, &format!("note: {text}")));
 }
 
-/// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields.
+/// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields. `command` is the command with the
+/// program before it.
 pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
     #[derive(Serialize)]
     struct Versioned<'a, T> {
@@ -87,9 +88,7 @@ pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
         #[serde(flatten)]
         value: &'a T,
     }
-    let text =
-        serde_json::to_string_pretty(&Versioned { schema: format!("hlo-dump/{command}/{SCHEMA_VERSION}"), value })?;
-    line(&text);
+    line(&serde_json::to_string_pretty(&Versioned { schema: format!("{command}/{SCHEMA_VERSION}"), value })?);
     Ok(())
 }
 

@@ -23,7 +23,7 @@ use serde::Serialize;
 use crate::arguments::{Emit, Show};
 use crate::input::{Loaded, load};
 use crate::output;
-use crate::run::KernelRow;
+use crate::run::Said;
 use crate::streams::{self, Stream};
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
@@ -41,7 +41,7 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
         Emit::Stablehlo => write_text(file, &stablehlo(&loaded, arguments.full)?),
         Emit::Json => match file {
-            None => output::json("show", &loaded.found(&described(&loaded, arguments)?)),
+            None => output::json("hlo-dump/show", &loaded.found(&described(&loaded, arguments)?)),
             Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&described(&loaded, arguments)?))?),
         },
         Emit::Dot => write_text(file, &drawing::dot(&loaded, arguments)?),
@@ -129,33 +129,22 @@ fn graph(loaded: &Loaded) -> Result<String> {
     Ok(run.graph_text())
 }
 
-#[derive(Serialize)]
-struct KernelsAnswer {
-    kernels: Vec<KernelRow>,
-}
-
 /// Prints the implementation of each op that has several.
 fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
     let Some(run) = &loaded.run else { bail!("--kernels is for run configs: in HLO an op is what computes it") };
     if !matches!(loaded.stage, Some(Stage::Partitioned | Stage::Compiled)) {
         bail!("kernels are chosen for the program of one device; take --stage partitioned");
     }
-    let kernels = run.kernels();
+    let Said { json: kernels, lines } = run.kernels()?;
     if json {
-        let answer = KernelsAnswer { kernels };
+        let answer = serde_json::json!({ "kernels": kernels });
         return match file {
-            None => output::json("show", &loaded.found(&answer)),
+            None => output::json("hlo-dump/show", &loaded.found(&answer)),
             Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&answer))?),
         };
     }
-    let lines = kernels.iter().map(|row| {
-        let KernelRow { op, operands, implementation, how, count } = row;
-        let how = if how.is_empty() { String::new() } else { format!(": {how}") };
-        format!("{op} ({count}): {implementation}{how}; operands of a device: {operands}\n")
-    });
-    let none = "the program has no op with several implementations\n".to_owned();
-    let text = if kernels.is_empty() { none } else { lines.collect() };
-    write_text(file, &text)
+    let none = "the program has no op with several implementations".to_owned();
+    write_text(file, &(if lines.is_empty() { none } else { lines.join("\n") } + "\n"))
 }
 
 fn write_text(file: Option<&Path>, text: &str) -> Result<()> {

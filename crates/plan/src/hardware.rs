@@ -11,7 +11,7 @@ use meshloom::pjrt::{DeviceDescription, Topology};
 use serde::{Deserialize, Serialize};
 
 use super::SearchError;
-use crate::config::Place;
+use meshloom_train::config::Place;
 
 /// The most devices that a file describes. More take minutes to split into meshes.
 const MOST_DEVICES: usize = 1 << 20;
@@ -138,7 +138,7 @@ pub fn hardware_from_toml(text: &str, origin: &str) -> Result<Hardware, Hardware
     let written: Written = toml::from_str(text).map_err(|error| HardwareError::Syntax {
         place: match error.span() {
             Some(span) => Place::in_text(origin, text, span.start),
-            None => Place::file(origin),
+            None => Place { origin: origin.to_owned(), line_column: None },
         },
         message: error.message().to_owned(),
     })?;

@@ -1,47 +1,56 @@
 //! The plans of a model on devices, and the best of them.
 //!
+//! [`search`] chooses freely. [`compare`] is the same with all but one thing held: it lowers each other pipeline, and
+//! each other way to split a sequence, that the config could have. Both find the same figures.
+//!
 //! A plan chooses the mesh, the schedule of a pipeline, what is recomputed, how often gradients are accumulated and
 //! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below: by its
 //! products, its state and what must go over its wires, and by the plans of its mesh that were lowered and recompute no
 //! more in no more parts. It lowers and partitions the train step of the plan with the smallest bound, estimates time
-//! ([`estimate_walk`]) and memory, and ends when no plan that is left can be faster than the best that fits. Then it
+//! ([`estimate_walk`](meshloom::analysis::estimate_walk)) and memory, and ends when no plan that is left can be faster than the best that fits. Then it
 //! goes on with other places of the mesh in the hardware, for the plans that might be the best there.
 
 mod blocks;
 mod bounds;
+mod found;
 mod hardware;
-pub(crate) mod placement;
-pub(crate) mod plan;
+#[doc(hidden)]
+pub mod internals;
+mod pipelines;
+mod placement;
+mod plan;
 mod queue;
 mod report;
+mod sequences;
+mod variant;
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::Error;
-use crate::config::{ConfigError, PartitionMode, PlatformChoice, RuleSource, RunConfig};
 use blocks::AttentionBlocks;
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
+pub use found::{Found, Memory, PipelineFigures, Traffic, evaluate};
 pub use hardware::{
     HardwareError, hardware, hardware_from_toml, hardware_of_devices, hardware_to_toml, read_hardware, write_hardware,
 };
 pub use meshloom::analysis::Hardware;
-use meshloom::analysis::memory::upper;
-use meshloom::analysis::{
-    Arithmetic, DeviceWalk, Devices, EstimateError, StepTime, UnknownChip, UnknownRate, estimate_walk, memory_of_walk,
-};
+use meshloom::analysis::{Arithmetic, EstimateError, UnknownChip, UnknownRate};
 use meshloom::hlo::message::{counted, human_bytes, seconds};
-use meshloom::hlo::source::Sources;
 use meshloom::ir::DType;
 use meshloom::kernels::Kernels;
+use meshloom::pjrt::Platform;
 use meshloom::trace::Tree;
 use meshloom_nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
+use meshloom_train::Error;
+use meshloom_train::config::{ConfigError, OptimizerKind, PlatformChoice, RuleSource, RunConfig};
 use placement::other_placements;
 pub use plan::{Plan, Residual};
 use plan::{Shape, plans};
 use queue::Queue;
 pub use report::{Advice, what_it_would_need};
+pub use sequences::DeviceScores;
+pub use variant::Variant;
 
 /// The most plans that a search lowers, unless more or fewer are asked for.
 pub const MOST_LOWERED: usize = 4000;
@@ -65,27 +74,21 @@ impl SearchOptions {
     }
 }
 
-/// A plan whose train step was lowered.
+/// A variant that cannot be lowered.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// The plan.
-    pub plan: Plan,
-    /// Its step, by the estimate.
-    pub time: StepTime,
-    /// The upper bound of the bytes that a device needs: see [`upper`](meshloom::analysis::memory::upper()).
-    pub bytes: u64,
-    /// Whether that is within the chip's memory.
-    pub fits: bool,
+pub struct Refused {
+    /// The variant.
+    pub plan: Variant,
+    /// The reason.
+    pub reason: String,
 }
 
 /// The result of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
-    /// The step of the config as it stands and the bytes that a device needs, or why it cannot be lowered; `None` if
-    /// its mesh is one for other devices. Where a search could choose its plan, that is among what was found.
-    pub configured: Option<Result<(StepTime, u64), String>>,
-    /// The plan of the config as it stands, where a search could choose it.
-    pub configured_plan: Option<Plan>,
+    /// The config as it stands, or why it cannot be lowered; `None` if its mesh is one for other devices. Where a
+    /// search could choose its plan, that is among what was found.
+    pub configured: Option<Result<Found, String>>,
     /// Plans that the model's sizes allow, and other placements of those that might be the best there.
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
@@ -96,13 +99,12 @@ pub struct Search {
     pub lowered: usize,
     /// Plans left out because they cannot be faster than the best.
     pub too_slow: usize,
-    /// Plans that were to be lowered and cannot be, with the reason of one of them.
-    pub refused: usize,
-    /// The reason why the first of them is not possible.
-    pub first_refusal: Option<String>,
+    /// Plans that were to be lowered and cannot be.
+    pub refused: Vec<Refused>,
     /// Whether plans were left that might be faster.
     pub ended_early: bool,
-    /// The plans that were lowered, each with its axes where they are best, those that fit first, each by time.
+    /// The plans that were lowered. Those of [`search`] have their axes where they are best, those that fit first, each
+    /// by time.
     pub found: Vec<Found>,
     /// Operations of a step, of products alone, on each device.
     pub flops: f64,
@@ -167,6 +169,12 @@ pub enum SearchError {
     /// A plan was lowered, and cannot be estimated.
     #[error(transparent)]
     Estimate(#[from] EstimateError),
+    /// A collective runs an unknown number of times.
+    #[error("the number of executions of {collective} is not known")]
+    Executions {
+        /// The name of the collective.
+        collective: String,
+    },
     /// No plan was lowered.
     #[error(
         "none of {} is possible: {too_large} do not fit by their bounds, {refused} cannot be lowered{}",
@@ -255,65 +263,74 @@ pub fn search(
     let memory = hardware.chip.device_memory().unwrap_or(u64::MAX);
     let on_devices = config.on_devices(hardware.device_count()).ok();
     let plan = on_devices.as_ref().and_then(Plan::of);
-    let estimated = |config: &RunConfig| estimate_step(config, hardware).map_err(|error| error.to_string());
-    let configured = on_devices.as_ref().map(estimated);
-    let mut outcome = Outcome::default();
-    // A plan of the config that would not be listed is one more.
-    let mut considered = match &plan {
-        Some(plan) => {
-            candidates.retain(|(listed, _)| listed != plan);
-            candidates.len() + 1
-        }
-        None => candidates.len(),
+    let estimated = |config: &RunConfig| {
+        let found = evaluate(config, &Variant::Configured, Some(hardware), memory);
+        found.map(|found| Found { is_configured: true, ..found }).map_err(|error| error.to_string())
     };
+    let configured = on_devices.as_ref().map(estimated);
+    // A plan of the config that would not be listed is one more.
+    candidates.retain(|(listed, _)| Some(listed) != plan.as_ref());
+    let mut considered = candidates.len() + usize::from(plan.is_some());
     let (left, larger): (Vec<_>, Vec<_>) =
         candidates.into_iter().partition(|(_, bounds)| bounds.bytes <= memory as f64);
     let least = larger.iter().min_by(|(_, a), (_, b)| a.bytes.total_cmp(&b.bytes));
     let least_too_large = least.map(|(plan, bounds)| (plan.clone(), bounds.bytes as u64));
-    let mut too_large = larger.len();
-    let mut queue = Queue::new(left, hardware, memory, blocks);
+    let mut shared = Shared { queue: Queue::new(left, hardware, memory, blocks), search: Search::default(), best: None };
     if let (Some(plan), Some(estimated)) = (&plan, &configured) {
-        let found = |(time, bytes)| Found { plan: plan.clone(), time, bytes, fits: bytes <= memory };
-        outcome.add(plan, estimated.clone().map(found), &mut queue);
+        shared.add(plan, estimated.clone());
     }
-    let run = Run { base: &base, hardware, memory, most: options.most, shared: Mutex::new(Shared { queue, outcome }) };
+    let run = Run { base: &base, hardware, memory, most: options.most, shared: Mutex::new(shared) };
     run.to_the_end(options.threads, progress);
     considered += run.add_placements();
     run.to_the_end(options.threads, progress);
-    let Shared { queue, outcome, .. } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
-    too_large += queue.too_large;
-    let Outcome { mut found, refused, first_refusal, ended_early, .. } = outcome;
-    found.sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.time.seconds.total_cmp(&b.time.seconds)));
-    let lowered = found.len();
-    let found = in_best_placement(found);
-    let too_slow = considered - too_large - lowered - refused;
-    Ok(Search {
-        configured,
-        configured_plan: plan,
-        considered,
-        too_large,
-        least_too_large,
-        lowered,
-        too_slow,
-        refused,
-        first_refusal,
-        ended_early,
-        found,
-        flops,
-    })
+    let Shared { queue, mut search, .. } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    search.found.sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| a.seconds().total_cmp(&b.seconds())));
+    let (lowered, too_large) = (search.found.len(), larger.len() + queue.too_large);
+    let too_slow = considered - too_large - lowered - search.refused.len();
+    let found = in_best_placement(std::mem::take(&mut search.found));
+    Ok(Search { configured, considered, too_large, least_too_large, lowered, too_slow, found, flops, ..search })
+}
+
+/// Lowers every pipeline that a config could have for its layers, mesh and batch, and every way in which queries could
+/// meet keys of other devices where its rules split the sequence; all else stays. For a topology, the devices must be
+/// known ([`RunConfig::on_devices`]). Without hardware no time is estimated; `memory` is that of a device, in bytes.
+///
+/// # Errors
+/// Model, mesh and rules do not fit together.
+pub fn compare(config: &RunConfig, hardware: Option<&Hardware>, memory: u64) -> Result<Search, SearchError> {
+    let variants: Vec<(Variant, bool)> =
+        pipelines::variants(config)?.into_iter().chain(sequences::variants(config)?).collect();
+    let flops = flops_of_step(config, &config.decoder()?) / config.device_total() as f64;
+    let mut search = Search { considered: variants.len(), flops, ..Search::default() };
+    for (plan, is_configured) in variants {
+        match evaluate(config, &plan, hardware, memory) {
+            Ok(found) => {
+                let found = Found { is_configured, ..found };
+                if is_configured {
+                    search.configured = Some(Ok(found.clone()));
+                }
+                search.found.push(found);
+            }
+            Err(error) if is_configured => return Err(error),
+            Err(error) => search.refused.push(Refused { plan, reason: error.to_string() }),
+        }
+    }
+    search.lowered = search.found.len();
+    Ok(search)
 }
 
 /// Returns the first of each group of plans that differ only in the order of their axes.
-fn in_best_placement(found: Vec<Found>) -> Vec<Found> {
-    let mut known: Vec<Plan> = Vec::new();
-    let mut is_new = |plan: Plan| {
+fn in_best_placement(mut found: Vec<Found>) -> Vec<Found> {
+    let mut known: Vec<Option<Plan>> = Vec::new();
+    found.retain(|found| {
+        let plan = found.plan.plan().map(|plan| plan.in_order(&[]));
         let is_new = !known.contains(&plan);
         if is_new {
             known.push(plan);
         }
         is_new
-    };
-    found.into_iter().filter(|found| is_new(found.plan.in_order(&[]))).collect()
+    });
+    found
 }
 
 /// Returns all plans of a config's model on hardware, each with its lower bounds.
@@ -357,7 +374,7 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
         (plan, bounds)
     };
     // Without a plugin, no plan is lowered.
-    let platform = base.any_plugin().ok();
+    let platform = base.platform_kind().ok().map(Platform::of_any_plugin);
     let has_host_memory = platform.as_ref().is_some_and(|platform| platform.has_host_memory());
     let shape = shape(&base, &decoder, hardware, has_host_memory);
     let candidates: Vec<(Plan, Bounds)> = plans(&shape).into_iter().map(bounds).collect();
@@ -385,25 +402,30 @@ impl Search {
 
     /// Returns the reason why no plan fits, if none does.
     pub fn why_none(&self, hardware: &Hardware) -> SearchError {
-        let lowered = self.found.iter().map(|found| (&found.plan, found.bytes)).min_by_key(|(_, bytes)| *bytes);
-        let nearest = lowered.or(self.least_too_large.as_ref().map(|(plan, bytes)| (plan, *bytes)));
+        let lowered = self.found.iter().map(|found| (found.plan.settings(), found.bytes)).min_by_key(|(_, bytes)| *bytes);
+        let nearest = lowered.or(self.least_too_large.as_ref().map(|(plan, bytes)| (plan.settings(), *bytes)));
         match (nearest, hardware.chip.device_memory()) {
-            (Some((plan, needed)), Some(there_is)) => {
-                SearchError::NoneFits { plan: plan.settings().join(" "), needed, there_is }
+            (Some((settings, needed)), Some(there_is)) => {
+                SearchError::NoneFits { plan: settings.join(" "), needed, there_is }
             }
             _ => SearchError::NonePossible {
                 considered: self.considered,
                 too_large: self.too_large,
-                refused: self.refused,
-                first_refusal: self.first_refusal.clone(),
+                refused: self.refused.len(),
+                first_refusal: self.first_refusal(),
             },
         }
+    }
+
+    /// The first plan that cannot be lowered, with its reason.
+    pub fn first_refusal(&self) -> Option<String> {
+        self.refused.first().map(|Refused { plan, reason }| format!("{}: {reason}", plan.settings().join(" ")))
     }
 
     /// The plans that no other beats in both time and memory, the fastest first.
     pub fn front(&self) -> Vec<&Found> {
         let mut by_time: Vec<&Found> = self.found.iter().collect();
-        by_time.sort_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds).then_with(|| a.bytes.cmp(&b.bytes)));
+        by_time.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()).then_with(|| a.bytes.cmp(&b.bytes)));
         let mut least = u64::MAX;
         by_time.retain(|found| {
             let is_less = found.bytes < least;
@@ -425,34 +447,23 @@ struct Run<'a> {
 
 struct Shared {
     queue: Queue,
-    outcome: Outcome,
-}
-
-#[derive(Default)]
-struct Outcome {
-    found: Vec<Found>,
-    refused: usize,
-    first_refusal: Option<String>,
+    search: Search,
     /// Seconds of the best step that fits.
     best: Option<f64>,
-    ended_early: bool,
 }
 
-impl Outcome {
+impl Shared {
     /// A plan that was lowered, or why it cannot be.
-    fn add(&mut self, plan: &Plan, evaluated: Result<Found, String>, queue: &mut Queue) {
+    fn add(&mut self, plan: &Plan, evaluated: Result<Found, String>) {
         match evaluated {
             Ok(found) => {
-                queue.learn(&found);
+                self.queue.learn(plan, &found);
                 if found.fits {
-                    self.best = Some(self.best.unwrap_or(f64::INFINITY).min(found.time.seconds));
+                    self.best = Some(self.best.unwrap_or(f64::INFINITY).min(found.seconds()));
                 }
-                self.found.push(found);
+                self.search.found.push(Found { plan: plan.clone().into(), ..found });
             }
-            Err(reason) => {
-                self.refused += 1;
-                self.first_refusal.get_or_insert_with(|| format!("{}: {reason}", plan.settings().join(" ")));
-            }
+            Err(reason) => self.search.refused.push(Refused { plan: plan.clone().into(), reason }),
         }
     }
 }
@@ -471,86 +482,47 @@ impl Run<'_> {
     /// wait.
     fn add_placements(&self) -> usize {
         let Ok(mut shared) = self.shared.lock() else { return 0 };
-        let Shared { queue, outcome } = &mut *shared;
-        let best = outcome.best.unwrap_or(0.0);
+        let best = shared.best.unwrap_or(0.0);
+        let found = &shared.search.found;
         let mut others: Vec<(Plan, Bounds)> = Vec::new();
-        for found in outcome.found.iter().filter(|found| found.fits) {
-            let bounds = Bounds { seconds: found.time.seconds - found.time.waiting, bytes: found.bytes as f64 };
-            if bounds.seconds >= best {
-                continue;
-            }
-            for other in other_placements(&found.plan, self.hardware) {
-                let mut known =
-                    outcome.found.iter().map(|found| &found.plan).chain(others.iter().map(|(plan, _)| plan));
+        for (each, time) in found.iter().filter(|found| found.fits).filter_map(|it| Some((it, it.time.as_ref()?))) {
+            let bounds = Bounds { seconds: time.seconds - time.waiting, bytes: each.bytes as f64 };
+            let Some(plan) = each.plan.plan().filter(|_| bounds.seconds < best) else { continue };
+            for other in other_placements(plan, self.hardware) {
+                let mut known = found.iter().filter_map(|it| it.plan.plan()).chain(others.iter().map(|(plan, _)| plan));
                 if known.all(|known| *known != other) {
                     others.push((other, bounds));
                 }
             }
         }
         let count = others.len();
-        queue.extend(others);
+        shared.queue.extend(others);
         count
     }
 
     fn work(&self, progress: &(dyn Fn(Progress) + Sync)) {
         while let Some(plan) = self.next(progress) {
-            let evaluated = evaluate(self.base, &plan, self.hardware, self.memory);
+            let evaluated = evaluate(self.base, &plan.clone().into(), Some(self.hardware), self.memory);
             let Ok(mut shared) = self.shared.lock() else { return };
-            let Shared { queue, outcome } = &mut *shared;
-            outcome.add(&plan, evaluated.map_err(|error| error.to_string()), queue);
+            shared.add(&plan, evaluated.map_err(|error| error.to_string()));
         }
     }
 
     /// The next plan to lower, unless none that is left can be the best.
     fn next(&self, progress: &(dyn Fn(Progress) + Sync)) -> Option<Plan> {
         let mut shared = self.shared.lock().ok()?;
-        let Shared { queue, outcome } = &mut *shared;
-        let (plan, seconds) = queue.pop()?;
-        if outcome.best.is_some_and(|best| seconds >= best) {
+        let (plan, seconds) = shared.queue.pop()?;
+        if shared.best.is_some_and(|best| seconds >= best) {
             return None;
         }
-        let lowered = outcome.found.len();
-        if lowered + outcome.refused >= self.most {
-            outcome.ended_early = true;
+        let lowered = shared.search.found.len();
+        if lowered + shared.search.refused.len() >= self.most {
+            shared.search.ended_early = true;
             return None;
         }
-        progress(Progress { lowered: (lowered, self.most), best: outcome.best });
+        progress(Progress { lowered: (lowered, self.most), best: shared.best });
         Some(plan)
     }
-}
-
-/// Lowers the train step of a plan, and estimates it.
-///
-/// # Errors
-/// The config cannot have the plan, or no time can be estimated.
-pub fn evaluate(base: &RunConfig, plan: &Plan, hardware: &Hardware, memory: u64) -> Result<Found, SearchError> {
-    let config = plan.apply(base).on_devices(hardware.device_count())?;
-    let (time, bytes) = estimate_step(&config, hardware)?;
-    Ok(Found { plan: plan.clone(), time, bytes, fits: bytes <= memory })
-}
-
-/// The time of a config's train step on hardware, and the bytes that a device needs at most. The config's devices must
-/// be known ([`RunConfig::on_devices`]).
-///
-/// # Errors
-/// Model, mesh and rules do not fit together; or the mesh does not fit the hardware.
-pub fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Result<(StepTime, u64), SearchError> {
-    let mut config = config.clone();
-    // The figures are known only for our own partitioner.
-    config.partition.mode = PartitionMode::Explicit;
-    let (_, lowered) = config.lower_train_step()?;
-    let module = lowered.module.decode().map_err(|error| Error::Compiler(error.into()))?;
-    let mesh = lowered.emitted_mesh().cloned().unwrap_or_default();
-    let walk = DeviceWalk::of(&module, Devices::partitioned(mesh.device_count()));
-    let mut time = estimate_walk(&walk, &module, &mesh, hardware)?;
-    let memory =
-        memory_of_walk(&module, walk.walk(), Sources::of(&module)).map_err(|error| Error::Compiler(error.into()))?;
-    let (peak, temporaries) = upper(&memory, Some(hardware.chip.backend))
-        .map_or((memory.peak, memory.temporaries), |upper| (upper.peak, upper.temporaries));
-    let fresh = (temporaries + memory.outputs.saturating_sub(memory.aliased)) as f64 * hardware.reached.fresh;
-    time.seconds += fresh;
-    time.computing += fresh;
-    Ok((time, peak))
 }
 
 fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware, has_host_memory: bool) -> Shape {
@@ -601,6 +573,11 @@ fn kept(decoder: &DecoderConfig) -> Kept {
     kept
 }
 
+/// Returns the operations of a step, of products alone, on all devices.
+fn flops_of_step(config: &RunConfig, decoder: &DecoderConfig) -> f64 {
+    decoder.flops_per_token(config.model.seq) * (config.train.batch * config.model.seq) as f64
+}
+
 fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
     let declared = decoder.parameters();
     let (mut parameters, mut of_experts) = (0.0, 0.0);
@@ -613,19 +590,18 @@ fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
     }
     let bytes = |dtype: DType| dtype.bit_count() as f64 / 8.0;
     let moments = match base.train.optimizer {
-        crate::config::OptimizerKind::AdamW => 8.0,
-        crate::config::OptimizerKind::Muon => 4.0,
+        OptimizerKind::AdamW => 8.0,
+        OptimizerKind::Muon => 4.0,
     };
     let stack = &decoder.architecture.stack;
-    let tokens = (base.train.batch * base.model.seq) as f64;
     Model {
-        flops: decoder.flops_per_token(base.model.seq) * tokens,
+        flops: flops_of_step(base, decoder),
         parameters,
         of_experts,
         parameter_bytes: bytes(decoder.param_dtype),
         moment_bytes: moments,
         compute_bytes: bytes(decoder.compute_dtype),
-        tokens,
+        tokens: (base.train.batch * base.model.seq) as f64,
         width: decoder.architecture.embed as f64,
         layers: (stack.prefix.len() + stack.cycle.len() * stack.cycles + stack.suffix.len()) as f64,
         kept: kept(decoder),

@@ -1,86 +1,29 @@
 //! Other pipelines for the same model, mesh and batch.
 
-use crate::Error;
-use crate::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
-use meshloom::analysis::ModuleMemory;
 use meshloom::ops::RematPolicy;
-use meshloom::partition::Ledger;
-use meshloom::transform::pipeline::{Counts, PipelineOptions, Schedule, Timeline, WeightPlan};
+use meshloom::transform::pipeline::{Schedule, WeightPlan};
+use meshloom_train::config::{ConfigError, PipelineConfig, PipelineRemat, RunConfig};
 
-/// A pipeline that a config could have.
-#[derive(Clone, Debug)]
-pub struct Alternative {
-    /// Its form.
-    pub options: PipelineOptions,
-    /// True for the pipeline that the config has.
-    pub configured: bool,
-    /// Iterations, bubbles, gathers.
-    pub counts: Counts,
-    /// Microbatches whose activations a stage holds at most: the largest of [`Timeline::held`].
-    pub held: f64,
-    /// The collectives of the lowered train step.
-    pub collectives: Ledger,
-    /// The memory that the train step needs.
-    pub memory: ModuleMemory,
-}
+use super::Variant;
+use super::plan::schedules_of;
 
-/// A pipeline that a config cannot have.
-#[derive(Debug)]
-pub struct RefusedAlternative {
-    /// Its repeats.
-    pub repeats: usize,
-    /// Its layers per stage.
-    pub layers_per_stage: usize,
-    /// The reason.
-    pub reason: ConfigError,
-}
-
-impl RunConfig {
-    /// The pipelines that this config could have for its layers, mesh and batch: the configured one with every plan for
-    /// gathering weights, then every other split of the layers into repeats and layers per stage, with every schedule
-    /// that fits. Where full rematerialization keeps a backward pass whole that the schedule would cut, there is also
-    /// the pipeline that keeps everything and cuts it. For a topology, the devices must be known
-    /// ([`RunConfig::on_devices`]). Empty without a section `[pipeline]`.
-    ///
-    /// # Errors
-    /// Model, mesh and rules do not fit together.
-    pub fn pipeline_alternatives(&self) -> Result<(Vec<Alternative>, Vec<RefusedAlternative>), Error> {
-        let (mut possible, mut refused) = (Vec::new(), Vec::new());
-        let (Some(own), Some(_)) = (&self.pipeline, self.pipeline_options()?) else {
-            return Ok((possible, refused));
-        };
-        let others = splits(own, own.repeats * own.chunks * own.layers_per_stage);
-        let uncut = others.iter().chain([own]).filter(|other| self.keeps_weights_at_once(other));
-        let cut = uncut.map(|other| PipelineConfig { remat: PipelineRemat::Own(RematPolicy::None), ..other.clone() });
-        let cut: Vec<PipelineConfig> = cut.collect();
-        for pipeline in plans(own).into_iter().chain(others).chain(cut) {
-            let configured = pipeline == *own;
-            let (repeats, layers_per_stage) = (pipeline.repeats, pipeline.layers_per_stage);
-            let other = RunConfig { pipeline: Some(pipeline), ..self.clone() };
-            match other.on_devices(self.device_total()) {
-                Ok(other) => possible.extend(other.alternative(configured)?),
-                Err(reason) => refused.push(RefusedAlternative { repeats, layers_per_stage, reason }),
-            }
-        }
-        Ok((possible, refused))
-    }
-
-    /// Says whether the schedule would cut the backward pass in two, but the remat policy keeps it whole.
-    fn keeps_weights_at_once(&self, pipeline: &PipelineConfig) -> bool {
-        pipeline.schedule.cuts_backward() && self.remat_of(pipeline) == RematPolicy::Full
-    }
-
-    /// The pipeline of this config, and what its lowered train step moves and needs.
-    fn alternative(mut self, configured: bool) -> Result<Option<Alternative>, Error> {
-        let Some(options) = self.pipeline_options()? else { return Ok(None) };
-        // The figures are known only for our own partitioner.
-        self.partition.mode = PartitionMode::Explicit;
-        let (_, lowered) = self.lower_train_step()?;
-        let Timeline { counts, held, .. } = Timeline::of(&options);
-        let held = held.into_iter().fold(0.0, f64::max);
-        let (collectives, memory) = (lowered.collectives(), lowered.memory()?);
-        Ok(Some(Alternative { options, configured, counts, held, collectives, memory }))
-    }
+/// The pipelines that a config could have, and whether it has them: the configured one with every plan for gathering
+/// weights, then every other split of the layers into repeats and layers per stage, with every schedule that fits. Where
+/// full rematerialization keeps a backward pass whole that the schedule would cut, there is also the pipeline that keeps
+/// everything and cuts it. Empty without a section `[pipeline]`.
+pub(super) fn variants(config: &RunConfig) -> Result<Vec<(Variant, bool)>, ConfigError> {
+    let (Some(own), Some(_)) = (&config.pipeline, config.pipeline_options()?) else { return Ok(Vec::new()) };
+    let others = splits(own, own.repeats * own.chunks * own.layers_per_stage);
+    let policy = |it: &PipelineConfig| match &it.remat {
+        PipelineRemat::Same => config.remat_policy(),
+        PipelineRemat::Own(policy) => policy.clone(),
+    };
+    let is_whole = |it: &&PipelineConfig| it.schedule.cuts_backward() && policy(it) == RematPolicy::Full;
+    let uncut = others.iter().chain([own]).filter(is_whole);
+    let cut = uncut.map(|other| PipelineConfig { remat: PipelineRemat::Own(RematPolicy::None), ..other.clone() });
+    let cut: Vec<PipelineConfig> = cut.collect();
+    let all = plans(own).into_iter().chain(others).chain(cut);
+    Ok(all.map(|it| (it == *own, it)).map(|(is_own, it)| (Variant::Pipeline(Box::new(it)), is_own)).collect())
 }
 
 /// The same pipeline with every plan for its weights.
@@ -98,15 +41,6 @@ fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
         .filter(goes)
         .flat_map(|weights| keeps(weights).into_iter().map(move |keep| with(weights, keep)))
         .collect()
-}
-
-/// The orders of work for layers in so many repeats, or chunks.
-pub(crate) fn schedules_of(parts: usize) -> &'static [Schedule] {
-    match parts {
-        1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward, Schedule::ZeroBubbleOne],
-        2 => &[Schedule::Circular, Schedule::Interleaved, Schedule::ZeroBubbleVee],
-        _ => &[Schedule::Circular, Schedule::Interleaved],
-    }
 }
 
 /// Every other way to spread the layers of a stage over repeats or chunks, and the other orders of work.

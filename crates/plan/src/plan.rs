@@ -3,11 +3,10 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use crate::config::{PipelineConfig, RuleSource, RunConfig};
-use crate::run::schedules_of;
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
+use meshloom_train::config::{PipelineConfig, RuleSource, RunConfig};
 
 /// The mesh axes of the rule presets that a search splits devices over, major to minor: the last runs along the fastest
 /// links.
@@ -258,17 +257,39 @@ impl Plan {
         if self.residual == Residual::Whole {
             all.push(format!("rules.preset={}", self.residual.preset()));
         }
-        if let Some(pipeline) = &self.pipeline {
-            all.push(format!("pipeline.schedule={}", pipeline.schedule.name()));
-            all.push(format!("pipeline.microbatches={}", pipeline.microbatches));
-            all.push(format!("pipeline.repeats={}", pipeline.repeats));
-            all.push(format!("pipeline.chunks={}", pipeline.chunks));
-            all.push(format!("pipeline.layers_per_stage={}", pipeline.layers_per_stage));
-            all.push(format!("pipeline.weights={}", pipeline.weights.name()));
-            all.push(format!("pipeline.keep_gathered={}", pipeline.keep_gathered));
-        }
+        all.extend(self.pipeline.iter().flat_map(pipeline_settings));
         all
     }
+}
+
+/// The keys of a pipeline that a search chooses, as `--set` takes them.
+pub(super) fn pipeline_settings(pipeline: &PipelineConfig) -> Vec<String> {
+    let PipelineConfig { microbatches, repeats, chunks, layers_per_stage, schedule, weights, keep_gathered, .. } = pipeline;
+    vec![
+        format!("pipeline.schedule={}", schedule.name()),
+        format!("pipeline.microbatches={microbatches}"),
+        format!("pipeline.repeats={repeats}"),
+        format!("pipeline.chunks={chunks}"),
+        format!("pipeline.layers_per_stage={layers_per_stage}"),
+        format!("pipeline.weights={}", weights.name()),
+        format!("pipeline.keep_gathered={keep_gathered}"),
+    ]
+}
+
+/// Writes `circular, M 4, R 2, bsw, kept`. The plan for weights is left out where none is to be chosen, unless `whole`.
+pub(super) fn write_pipeline(f: &mut fmt::Formatter<'_>, pipeline: &PipelineConfig, whole: bool) -> fmt::Result {
+    write!(f, "{}, M {}", pipeline.schedule.name(), pipeline.microbatches)?;
+    if pipeline.repeats > 1 {
+        write!(f, ", R {}", pipeline.repeats)?;
+    }
+    if pipeline.chunks > 1 {
+        write!(f, ", chunks {}", pipeline.chunks)?;
+    }
+    // Schedules that branch have gathered weights throughout.
+    if whole || !pipeline.schedule.branches() {
+        write!(f, ", {}{}", pipeline.weights.name(), if pipeline.keep_gathered { ", kept" } else { "" })?;
+    }
+    Ok(())
 }
 
 /// In short: `stage=2,fsdp=4, remat none, 1f1b, M 8`.
@@ -285,18 +306,8 @@ impl fmt::Display for Plan {
             write!(f, ", {}", self.residual.preset())?;
         }
         let Some(pipeline) = &self.pipeline else { return Ok(()) };
-        write!(f, ", {}, M {}", pipeline.schedule.name(), pipeline.microbatches)?;
-        if pipeline.repeats > 1 {
-            write!(f, ", R {}", pipeline.repeats)?;
-        }
-        if pipeline.chunks > 1 {
-            write!(f, ", chunks {}", pipeline.chunks)?;
-        }
-        // Schedules that branch have gathered weights throughout.
-        if !pipeline.schedule.branches() {
-            write!(f, ", {}{}", pipeline.weights.name(), if pipeline.keep_gathered { ", kept" } else { "" })?;
-        }
-        Ok(())
+        write!(f, ", ")?;
+        write_pipeline(f, pipeline, false)
     }
 }
 
@@ -405,6 +416,15 @@ pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
         }
     }
     found
+}
+
+/// The orders of work for layers in so many repeats, or chunks.
+pub(super) fn schedules_of(parts: usize) -> &'static [Schedule] {
+    match parts {
+        1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward, Schedule::ZeroBubbleOne],
+        2 => &[Schedule::Circular, Schedule::Interleaved, Schedule::ZeroBubbleVee],
+        _ => &[Schedule::Circular, Schedule::Interleaved],
+    }
 }
 
 /// The pipelines of so many stages.

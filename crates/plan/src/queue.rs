@@ -7,7 +7,8 @@ use std::collections::{BinaryHeap, HashMap};
 use super::blocks::AttentionBlocks;
 use super::bounds::{Bounds, least_bubble};
 use super::plan::{DOTS, Family, Keeping, Kin, MOST_RECOMPUTED, Plan, Split, WITHIN_ROWS};
-use super::{Found, Hardware, StepTime};
+use super::{Found, Hardware};
+use meshloom::analysis::StepTime;
 
 /// The factor by which a relative that does less may be slower: kept values must be read again, and a larger part may
 /// cross from one regime of a kernel to another.
@@ -118,16 +119,15 @@ impl Queue {
     }
 
     /// Records what is known of a plan, for the bounds of its relatives.
-    pub(super) fn learn(&mut self, found: &Found) {
-        let plan = &found.plan;
+    pub(super) fn learn(&mut self, plan: &Plan, found: &Found) {
         // How long moves are waited for says nothing of plans without them.
         if plan.offloads() {
             return;
         }
         let memory = Memory { rank: plan.rank(), parts: plan.parts(), bytes: found.bytes as f64 };
         self.memories.entry(plan.kin()).or_default().push(memory);
-        if !self.favours_small {
-            self.learn_time(plan, &found.time);
+        if let Some(time) = found.time.as_ref().filter(|_| !self.favours_small) {
+            self.learn_time(plan, time);
         }
     }
 

@@ -15,18 +15,19 @@ pub enum Advice {
     Computing(f64),
 }
 
-/// Returns the change that a plan would need to be as fast as the best: the smallest relative change of one thing.
-pub fn what_it_would_need(found: &Found, best: &Found, memory: u64) -> Advice {
-    if !found.fits && found.time.seconds < best.time.seconds {
-        return Advice::Memory(found.bytes.saturating_sub(memory));
+/// Returns the change that a plan would need to be as fast as the best: the smallest relative change of one thing;
+/// `None` where no time is known.
+pub fn what_it_would_need(found: &Found, best: &Found, memory: u64) -> Option<Advice> {
+    if !found.fits && found.seconds() < best.seconds() {
+        return Some(Advice::Memory(found.bytes.saturating_sub(memory)));
     }
-    let behind = found.time.seconds - best.time.seconds;
-    let transfers = found.time.transfers.iter().filter(|it| it.waiting >= behind && it.seconds > 0.0);
+    let time = found.time.as_ref()?;
+    let behind = time.seconds - best.time.as_ref()?.seconds;
+    let transfers = time.transfers.iter().filter(|it| it.waiting >= behind && it.seconds > 0.0);
     let of_transfers =
         transfers.map(|it| (behind / it.seconds, Advice::Transfers(it.axes.clone(), behind / it.seconds)));
-    let bubbles = (found.time.idle >= behind && behind > 0.0)
-        .then(|| (behind / found.time.idle, Advice::Bubbles(behind / found.time.idle)));
-    let computing = behind / found.time.computing.max(f64::MIN_POSITIVE);
+    let bubbles = (time.idle >= behind && behind > 0.0).then(|| (behind / time.idle, Advice::Bubbles(behind / time.idle)));
+    let computing = behind / time.computing.max(f64::MIN_POSITIVE);
     let all = of_transfers.chain(bubbles).chain([(computing, Advice::Computing(computing))]);
-    all.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Advice::Computing(computing), |(_, advice)| advice)
+    all.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, advice)| advice)
 }

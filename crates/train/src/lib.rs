@@ -36,11 +36,9 @@
 //! | [`run`] | what is trained: the model, its train step, and the programs that are lowered from it |
 //! | [`published`] | weights of published models, in and out |
 //! | [`generate`] | text from a model, and logits |
-//! | [`search`] | the best plan of a model on devices |
 //! | `replica` | a replica that trains apart from others |
 //! | [`trainer`] | the loop: programs, state, steps, evaluation |
 //! | [`bisect`] | what makes a program go wrong |
-//! | `program` | the program `meshloom`, as a function |
 
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
@@ -57,14 +55,11 @@ pub mod internals;
 mod model_folder;
 pub mod parameters;
 pub mod peers;
-#[cfg(feature = "cli")]
-pub mod program;
 pub mod published;
 mod random;
 mod replica;
 pub mod report;
 pub mod run;
-pub mod search;
 pub mod tokenizer;
 pub mod trainer;
 

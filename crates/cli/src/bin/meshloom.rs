@@ -1,9 +1,7 @@
-//! `meshloom`: trains decoders, generates text, reads and writes published models, and explains its run config.
+//! `meshloom`: trains decoders, generates text, plans and compiles train steps, and finds what makes a program go wrong.
 
 use std::process::ExitCode;
 
-use meshloom_train::program;
-
 fn main() -> ExitCode {
-    program::main(program::ELSEWHERE)
+    meshloom_cli::main(meshloom_cli::ELSEWHERE)
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use meshloom::pjrt::DebugValue;
-use meshloom_hlo::proto::{HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig};
-use meshloom_hlo::text::{TextOptions, print_with_config};
+use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom::hlo::text::{TextOptions, print_with_config};
 use meshloom_train::bisect::{Case, Report, write_safetensors};
 use serde_json::{Map, Value, json};
 
@@ -137,7 +137,7 @@ fn summary(input: &str, report: &Report, case: &Case) -> String {
     let reference = if case.reference.is_some() { " --reference reference.hlo.txt" } else { "" };
     let _ = write!(
         text,
-        "\n## How to see it\n\n```sh\nhlo-dump bisect module.hlo.txt --inputs inputs.safetensors --plugin {}{}{reference}\n\
+        "\n## How to see it\n\n```sh\nmeshloom bisect module.hlo.txt --inputs inputs.safetensors --plugin {}{}{reference}\n\
          python reproduce.py            # with jaxlib's own CPU compiler, another version of XLA\n\
          python reproduce.py PLUGIN.so  # with this plugin\n```\n\nThe script needs jax 0.10.2 and numpy. It exits with 0 \
          if the symptom shows, and with 1 if it does not.\n",

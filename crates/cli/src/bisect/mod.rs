@@ -1,4 +1,4 @@
-//! `hlo-dump bisect`: finds by trying why a program goes wrong.
+//! `meshloom bisect`: finds by trying why a program goes wrong.
 
 mod folder;
 
@@ -6,20 +6,19 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
-use meshloom_analysis::Devices;
-use meshloom_hlo::parse::make_names_unique;
-use meshloom_hlo::table::Table;
-use meshloom_hlo::{files, read};
+use clap::Args;
+use hlo_dump::Outcome;
+use hlo_dump::arguments::{Reading, parse_bytes};
+use hlo_dump::input::load_path;
+use hlo_dump::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
+use hlo_dump::source::read_all;
+use hlo_dump::streams;
+use meshloom::analysis::{Devices, device_count};
+use meshloom::hlo::parse::make_names_unique;
+use meshloom::hlo::table::Table;
+use meshloom::hlo::{files, read};
 use meshloom_train::bisect::{self, Dimension, Draw, Effect, Kind, Options, Report, Subject};
 use serde::Serialize;
-
-use crate::Outcome;
-use crate::arguments::{Reading, parse_bytes};
-use crate::input::load_path;
-use crate::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
-use crate::source::read_all;
-use crate::streams;
 
 /// Finds what makes a program go wrong: a pass, a setting, a size, a plugin; and shrinks the program.
 ///
@@ -39,12 +38,16 @@ pub struct Bisect {
     /// The folder for the results: summary.md, module.hlo.txt, inputs.safetensors, reproduce.py
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Looks for this symptom alone; may be given more than once. By default it looks for all
-    #[arg(long, value_name = "SYMPTOM", help_heading = "Symptom")]
-    pub symptom: Vec<SymptomKind>,
-    /// Changes this alone; may be given more than once. By default it changes all
-    #[arg(long, value_name = "WHAT", help_heading = "Running")]
-    pub only: Vec<Change>,
+    /// Looks for this symptom alone: crash, hang (not done within --time-limit), memory (more than --max-memory),
+    /// not-finite (NaN or an infinity comes out of finite inputs), differs (from the reference's results). May be given
+    /// more than once. By default it looks for all
+    #[arg(long, value_name = "SYMPTOM", value_parser = one_of(Kind::ALL, Kind::name), help_heading = "Symptom")]
+    pub symptom: Vec<Kind>,
+    /// Changes this alone: size (layers, sequence and batch of a run config), mesh, option (XLA's settings that are
+    /// given), pass (of meshloom's), partition-mode, xla-pass, xla-flag (XLA's other settings), plugin. May be given more
+    /// than once. By default it changes all
+    #[arg(long, value_name = "WHAT", value_parser = one_of(Dimension::ALL, Dimension::name), help_heading = "Running")]
+    pub only: Vec<Dimension>,
     /// How much results may differ, as a part of the largest number of an output
     #[arg(long, value_name = "SHARE", default_value_t = 1e-3, help_heading = "Symptom")]
     pub tolerance: f64,
@@ -77,64 +80,15 @@ pub struct Bisect {
     pub shrink: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SymptomKind {
-    /// The process ends by a signal
-    Crash,
-    /// It is not done within --time-limit
-    Hang,
-    /// It needs more than --max-memory
-    Memory,
-    /// NaN or an infinity comes out of finite inputs
-    NotFinite,
-    /// Results differ from the reference's
-    Differs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Change {
-    /// Layers, sequence and batch of a run config
-    Size,
-    /// The mesh of a run config
-    Mesh,
-    /// XLA's settings that are given
-    Option,
-    /// Passes of meshloom's
-    Pass,
-    /// The partitioner of a run config's program
-    PartitionMode,
-    /// Passes of XLA's
-    XlaPass,
-    /// XLA's other settings
-    XlaFlag,
-    /// The other plugins that are here
-    Plugin,
-}
-
-impl Change {
-    fn dimension(self) -> Dimension {
-        match self {
-            Change::Size => Dimension::Size,
-            Change::Mesh => Dimension::Mesh,
-            Change::Option => Dimension::Option,
-            Change::Pass => Dimension::Pass,
-            Change::PartitionMode => Dimension::PartitionMode,
-            Change::XlaPass => Dimension::XlaPass,
-            Change::XlaFlag => Dimension::XlaFlag,
-            Change::Plugin => Dimension::Plugin,
-        }
-    }
-}
-
-impl SymptomKind {
-    fn kind(self) -> Kind {
-        match self {
-            SymptomKind::Crash => Kind::Crash,
-            SymptomKind::Hang => Kind::Hang,
-            SymptomKind::Memory => Kind::Memory,
-            SymptomKind::NotFinite => Kind::NotFinite,
-            SymptomKind::Differs => Kind::Differs,
-        }
+/// Reads one of these by its name, with dashes for spaces.
+fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    all: [T; N],
+    name: fn(T) -> &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
+    move |text| {
+        let names = all.map(|it| name(it).to_lowercase().replace(' ', "-"));
+        let found = names.iter().position(|name| name == text);
+        found.map(|index| all[index]).ok_or_else(|| format!("it must be one of {}", names.join(", ")))
     }
 }
 
@@ -158,14 +112,13 @@ fn parse_range(text: &str) -> Result<(f64, f64), String> {
 }
 
 pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
-    let kinds: Vec<Kind> = arguments.symptom.iter().map(|it| it.kind()).collect();
     if !arguments.time_limit.is_finite() || arguments.time_limit <= 0.0 || arguments.time_limit > 1e6 {
         bail!("--time-limit {}: expected more than 0 seconds, and at most 1000000", arguments.time_limit);
     }
     if !arguments.tolerance.is_finite() || arguments.tolerance < 0.0 {
         bail!("--tolerance {}: expected a number that is at least 0", arguments.tolerance);
     }
-    if kinds.contains(&Kind::Memory) && arguments.max_memory.is_none() {
+    if arguments.symptom.contains(&Kind::Memory) && arguments.max_memory.is_none() {
         bail!("--symptom memory needs --max-memory BYTES, the memory that a device may need");
     }
     let subject = subject(arguments)?;
@@ -180,8 +133,8 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
         folder::check(out)?;
     }
     let options = Options {
-        kinds,
-        only: arguments.only.iter().map(|it| it.dimension()).collect(),
+        kinds: arguments.symptom.clone(),
+        only: arguments.only.clone(),
         tolerance: arguments.tolerance,
         memory_limit: arguments.max_memory,
         time_limit: Duration::from_secs_f64(arguments.time_limit),
@@ -210,7 +163,7 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
     let out = arguments.out.as_ref().filter(|_| report.case.is_some()).map(|out| out.display().to_string());
     let found = report.symptom.is_some();
     if json {
-        output::json("bisect", &Answer { input, found, report: &report, seconds, out })?;
+        output::json("meshloom/bisect", &Answer { input, found, report: &report, seconds, out })?;
     } else {
         print(&report, seconds, out.as_deref());
     }
@@ -242,7 +195,7 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
     let bytes = read_all(reference).with_context(named)?;
     let mut found = read::read(&bytes, &streams::limits()).with_context(named)?;
     make_names_unique(&mut found.module);
-    let of_reference = meshloom_analysis::device_count(&found.module, found.config.as_ref());
+    let of_reference = device_count(&found.module, found.config.as_ref());
     let count = |devices: Devices| devices.replicas * devices.partitions;
     if count(of_reference) != count(devices) {
         let (this, other) = (plural(count(devices), "device"), plural(count(of_reference), "device"));

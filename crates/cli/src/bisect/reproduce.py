@@ -1,4 +1,4 @@
-"""Shows the symptom that hlo-dump bisect found: exits with 0 if it shows, with 1 if it does not, with 2 if it cannot be
+"""Shows the symptom that meshloom bisect found: exits with 0 if it shows, with 1 if it does not, with 2 if it cannot be
 tried.
 
     python reproduce.py              # with the CPU compiler of jaxlib (written for 0.10.2)

@@ -1,12 +1,12 @@
 //! The tables of `compile --overlap`.
 
 use indexmap::IndexMap;
-use meshloom_analysis::{CollectiveOverlap, Hidden, ModuleOverlap};
-use meshloom_hlo::table::Table;
+use meshloom::analysis::{CollectiveOverlap, Hidden, ModuleOverlap};
+use meshloom::hlo::table::Table;
 
-use crate::collectives::{axes_of, axes_text, where_from};
-use crate::output::{self, DIM, line, paint};
-use crate::overlap::{by_exposed, share_text};
+use hlo_dump::collectives::{axes_of, axes_text, where_from};
+use hlo_dump::output::{self, DIM, line, paint};
+use hlo_dump::overlap::{by_exposed, share_text};
 
 /// Prints the collectives, the most exposed first, then the sums over axes, and the sum of all.
 pub fn print(found: &ModuleOverlap, limit: usize) {

@@ -1,33 +1,29 @@
-//! `hlo-dump compile`: compiles for hardware that need not be here, in a child process, with the maker's plugin.
+//! `meshloom compile`: compiles for hardware that need not be here, in a child process, with the maker's plugin.
+
+mod hidden;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use meshloom::hlo::PlatformKind;
-use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Topology};
-use meshloom_analysis::{Chip, Devices, ModuleCollectives, ModuleCost, ModuleOverlap, Partitioning};
-use meshloom_hlo::Stage;
-use meshloom_hlo::parse::make_names_unique;
-use meshloom_hlo::proto::HloModuleProtoWithConfig;
-use meshloom_hlo::table::Table;
-use meshloom_hlo::text::{TextOptions, print_with_config};
+use hlo_dump::arguments::{Input, parse_whole};
+use hlo_dump::collectives::{self, Totals};
+use hlo_dump::conditionals::{self, ConditionalSum};
+use hlo_dump::configs::ahead::{Both, Compiled, chip_of, compile, settings};
+use hlo_dump::cost;
+use hlo_dump::emitted::{Ahead, Emitted};
+use hlo_dump::input::Loaded;
+use hlo_dump::output::{self, line, plural};
+use hlo_dump::overlap;
+use meshloom::analysis::{ModuleCollectives, ModuleCost, ModuleOverlap};
+use meshloom::hlo::proto::HloModuleProtoWithConfig;
+use meshloom::hlo::table::Table;
+use meshloom::hlo::text::{TextOptions, print_with_config};
+use meshloom::pjrt::ahead_of_time::Settings;
+use meshloom::pjrt::{CostAnalysis, DeviceDescription, FindOptions, MemoryStats};
 use prost::Message;
 use serde::Serialize;
-
-use super::hidden;
-use crate::arguments::{Input, parse_whole};
-use crate::collectives::Totals;
-use crate::conditionals::ConditionalSum;
-use crate::configs::ahead::{Compiled, announce, of_run, optimized, settings};
-use crate::emitted::{Ahead, Emitted};
-use crate::input::{Loaded, load};
-use crate::output::{self, line, plural};
-use crate::streams::{self, Stream};
-use crate::{collectives, conditionals, cost, overlap};
 
 #[derive(Args)]
 pub struct Compile {
@@ -45,7 +41,7 @@ pub struct Compile {
     /// Downloads no plugin: a missing one is an error
     #[arg(long)]
     pub offline: bool,
-    /// Whether the module's shardings are Shardy's; by default hlo-dump detects it
+    /// Whether the module's shardings are Shardy's; by default it is detected
     #[arg(long, value_name = "YES", help_heading = "Reading")]
     pub shardy: Option<bool>,
     /// Adds the transfers that the schedule hides beside compute, and the work that runs beside them
@@ -101,142 +97,6 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns a program before and after a plugin, for a check of it.
-pub fn ahead(input: &Input, target: Option<&str>, needs_rates: bool) -> Result<Ahead> {
-    Ok(compile(input, target, None, &settings(), needs_rates)?.ahead)
-}
-
-/// A program before and after a plugin, with everything that the plugin reports of it.
-struct Both {
-    ahead: Ahead,
-    compiled: Compiled,
-}
-
-/// Compiles an input. If the command needs rates, a target without rates is refused before it is compiled.
-fn compile(
-    input: &Input,
-    target: Option<&str>,
-    shardy: Option<bool>,
-    settings: &Settings,
-    needs_rates: bool,
-) -> Result<Both> {
-    let target = target.map(topology).transpose()?;
-    let given = &input.reading.set;
-    if target.is_some() && given.iter().any(|key| key.starts_with("target.topology")) {
-        bail!("--target is the config's target.topology, and --set gives it too; leave one of them out");
-    }
-    let overrides: Vec<String> = target.iter().map(|target| format!("target.topology={target}")).collect();
-    let mut input = input.with(&overrides);
-    // Other commands read a folder's compiled module by default, but no plugin takes that one.
-    if input.path.is_dir() && input.reading.pass.is_none() {
-        input.reading.stage.get_or_insert(Stage::Traced);
-    }
-    let loaded = load(&input)?;
-    if loaded.module.schedule.is_some() {
-        bail!(
-            "{}: the module is compiled already: it has a schedule; compile what comes before, such as the text of \
-             `lowered` in JAX, or of a dump folder --stage traced",
-            loaded.name
-        );
-    }
-    let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
-    if shardy.is_some() && loaded.run.is_some() {
-        bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
-    }
-    let chip = chip_of(&topology).filter(|chip| chip.memory_bandwidth.is_some());
-    if needs_rates && chip.is_none() {
-        bail!("no rates are published for {topology}, so transfers have no times; take a target such as v5p:2x2x1")
-    }
-    announce(&topology, settings)?;
-    let waiting = spinner(format!("compiling for {topology}"));
-    let compiled = match &loaded.run {
-        Some(run) => of_run(run.config(), settings),
-        None => of_module(&loaded, &topology, settings, shardy),
-    };
-    waiting.finish_and_clear();
-    let compiled = compiled?;
-    let module = compiled.module.hlo_module.clone().unwrap_or_default();
-    let stage = loaded.stage.map(|_| Stage::Compiled);
-    let partitioning = Partitioning::of(&module, loaded.devices);
-    let before = compiled.emitted.as_ref().unwrap_or(&loaded.module);
-    let emitted = (!loaded.partitioning.is_pending()).then(|| collectives::of_module(before, &loaded));
-    let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
-    Ok(Both { ahead: Ahead { emitted, after, chip }, compiled })
-}
-
-/// Shows a sign of life on a terminal during work that may take minutes.
-fn spinner(doing: String) -> ProgressBar {
-    let bar = ProgressBar::new_spinner().with_message(doing);
-    if !streams::is_terminal(Stream::Err) {
-        bar.set_draw_target(ProgressDrawTarget::hidden());
-    }
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(100));
-    bar
-}
-
-/// Returns the topology to compile an input for, if the command does not name one.
-fn own_topology(loaded: &Loaded) -> Result<Topology> {
-    match &loaded.run {
-        Some(run) if !run.config().target.topology.is_empty() => Ok(Topology::parse(&run.config().target.topology)?),
-        Some(_) => bail!("the config has no target.topology; say what to compile for, as --target cpu:8"),
-        None => bail!("HLO does not say what to compile it for; say it, as --target cpu:8 or --target v5p:2x2x2"),
-    }
-}
-
-/// Reads `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
-fn topology(text: &str) -> Result<Topology> {
-    let platforms = [("tpu:", PlatformKind::Tpu), ("gpu:", PlatformKind::Cuda), ("cuda:", PlatformKind::Cuda)];
-    let Some((before, platform)) = platforms.into_iter().find(|(before, _)| text.starts_with(before)) else {
-        return Ok(Topology::parse(text)?);
-    };
-    let rest = &text[before.len()..];
-    let topology = Topology::parse(rest)?;
-    if topology.platform() != platform {
-        bail!("--target {text}: {rest} is compiled by the {} plugin; leave \"{before}\" out", topology.platform());
-    }
-    Ok(topology)
-}
-
-fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: Option<bool>) -> Result<Compiled> {
-    let described = ahead_of_time::describe(topology, settings)?;
-    let needed = loaded.device_count();
-    if needed > described.devices.len() as u64 {
-        bail!(
-            "the module is for {}, and {topology} has {}; take a target with as many",
-            plural(needed, "device"),
-            described.devices.len()
-        );
-    }
-    let Devices { replicas, partitions } = loaded.devices;
-    let places: Vec<_> = described.devices.iter().map(DeviceDescription::place).collect();
-    let mut options = match &loaded.mesh {
-        Some(mesh) if replicas == 1 && mesh.device_count() > 1 => CompileOptions::over_mesh(mesh, &places)?,
-        _ => CompileOptions::partitioned(partitions as usize),
-    };
-    options.num_replicas = replicas as usize;
-    options.use_shardy_partitioner = shardy.unwrap_or_else(|| is_shardy(loaded)) && partitions > 1;
-    let mut module = loaded.module.clone();
-    // Text for people has names that computations share, which compilers do not accept.
-    make_names_unique(&mut module);
-    let bytes = module.encode_to_vec();
-    let ahead = ahead_of_time::compile(topology, &bytes, &options, settings)?;
-    let module = optimized(&ahead)?;
-    Ok(Compiled { ahead, devices: described.devices, module, emitted: None, options: Vec::new() })
-}
-
-/// Whether XLA would partition the module by Shardy: it was made for Shardy, or has its attributes.
-fn is_shardy(loaded: &Loaded) -> bool {
-    let in_map = |map: &std::collections::BTreeMap<String, String>| map.keys().any(|key| key.starts_with("xla.sdy."));
-    let attributes = loaded.module.frontend_attributes.iter().any(|attributes| in_map(&attributes.map));
-    let instructions = loaded.module.computations.iter().flat_map(|computation| &computation.instructions);
-    attributes
-        || loaded.config.as_ref().is_some_and(|config| config.use_shardy_partitioner)
-        || instructions.flat_map(|instruction| &instruction.frontend_attributes).any(|it| in_map(&it.map))
-}
-
 fn write(path: &Path, module: &HloModuleProtoWithConfig) -> Result<()> {
     let is_text = path.extension().is_some_and(|extension| extension == "txt" || extension == "hlo");
     let bytes = match is_text {
@@ -270,7 +130,7 @@ fn answer(
         compiled_as_emitted: emitted,
         overlap,
     };
-    output::json("compile", &after.found(&answer))
+    output::json("meshloom/compile", &after.found(&answer))
 }
 
 fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, emitted: Option<&Emitted>, limit: usize) {
@@ -291,7 +151,7 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, emitted
         Err(error) => output::note(&error.to_string()),
     }
     line("");
-    print_cost(&of_compiled(after, &ahead.topology), ahead.cost_analysis().ok());
+    print_cost(&cost::of(after, chip_of(&ahead.topology)), ahead.cost_analysis().ok());
     line("");
     let mut entries = found.entries.clone();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.total_moved_bytes().bound().unwrap_or(u64::MAX)));
@@ -322,16 +182,6 @@ fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
     if let Some(limit) = limit.filter(|&limit| limit > 0).map(bytes) {
         line(&output::verdict(bytes(total), limit, &format!("the chip's {}", output::bytes(limit))));
     }
-}
-
-/// Returns the chip of a target, if it is known.
-fn chip_of(topology: &Topology) -> Option<&'static Chip> {
-    topology.to_string().split(':').next().and_then(|name| Chip::parse(name).ok())
-}
-
-/// Returns the cost of the compiled program, with times for the target's chip if it is known.
-fn of_compiled(after: &Loaded, topology: &Topology) -> ModuleCost {
-    cost::of(after, chip_of(topology))
 }
 
 /// Prints our count and XLA's.

@@ -4,10 +4,10 @@
 use std::fmt::Write;
 
 use maud::{Markup, Render, html};
-use meshloom_train::search::{Found, Search};
+use meshloom_plan::{Found, Search};
 
-use crate::markup::chart::{COLORS, alone, at, byte_ticks, ticks};
-use crate::output::{human_bytes, seconds};
+use hlo_dump::markup::chart::{COLORS, alone, at, byte_ticks, ticks};
+use hlo_dump::output::{human_bytes, seconds};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 520.0;
@@ -27,8 +27,6 @@ const CONFIGURED: &str = COLORS[5];
 pub struct Picture<'a> {
     pub title: String,
     pub searched: &'a Search,
-    /// The seconds and bytes of the config's plan.
-    pub configured: Option<(f64, u64)>,
     /// The bytes of memory that a device has.
     pub memory: Option<u64>,
 }
@@ -36,12 +34,12 @@ pub struct Picture<'a> {
 impl Picture<'_> {
     pub fn svg(&self) -> String {
         let found = &self.searched.found;
-        let least = found.iter().map(|it| it.time.seconds).fold(f64::INFINITY, f64::min);
-        let drawn: Vec<&Found> = found.iter().filter(|it| it.time.seconds <= MOST_TIMES * least).collect();
-        let configured = self.configured.filter(|(time, _)| *time <= MOST_TIMES * least);
+        let least = found.iter().map(|it| it.seconds()).fold(f64::INFINITY, f64::min);
+        let drawn: Vec<&Found> = found.iter().filter(|it| it.seconds() <= MOST_TIMES * least).collect();
+        let configured = self.configured().filter(|it| it.seconds() <= MOST_TIMES * least);
         let most = |of: &mut dyn Iterator<Item = f64>| of.fold(0.0, f64::max);
-        let times = drawn.iter().map(|it| it.time.seconds).chain(configured.map(|it| it.0));
-        let bytes = drawn.iter().map(|it| it.bytes).chain(self.memory).chain(configured.map(|it| it.1));
+        let times = drawn.iter().map(|it| it.seconds()).chain(configured.map(Found::seconds));
+        let bytes = drawn.iter().map(|it| it.bytes).chain(self.memory).chain(configured.map(|it| it.bytes));
         let axes = Axes {
             bytes: 1.05 * most(&mut bytes.map(|bytes| bytes as f64)).max(1.0),
             seconds: 1.05 * most(&mut { times }).max(f64::MIN_POSITIVE),
@@ -57,14 +55,18 @@ impl Picture<'_> {
             }
             path d=(axes.steps(&self.searched.front())) fill="none" stroke="#222" {}
             @for each in &drawn { (axes.point(each)) }
-            @if let Some((time, bytes)) = configured {
-                @let (x, y) = (axes.x(bytes as f64), axes.y(time));
+            @if let Some(it) = configured {
+                @let (x, y) = (axes.x(it.bytes as f64), axes.y(it.seconds()));
                 path d=(format!("M{:.1} {:.1}l6 6l-6 6l-6 -6z", x, y - 6.0)) fill=(CONFIGURED) {
-                    title { "as configured: " (seconds(time)) ", " (human_bytes(bytes)) }
+                    title { "as configured: " (seconds(it.seconds())) ", " (human_bytes(it.bytes)) }
                 }
             }
         };
         alone(&self.title, (WIDTH, HEIGHT), content)
+    }
+
+    fn configured(&self) -> Option<&Found> {
+        self.searched.configured.iter().flatten().next()
     }
 
     fn legend(&self, left_out: usize) -> Markup {
@@ -81,7 +83,7 @@ impl Picture<'_> {
         html! {
             (entry(LEFT + 4.0, FITS, "fits"))
             (entry(LEFT + 74.0, TOO_LARGE, "too large"))
-            @if self.configured.is_some() { (entry(LEFT + 174.0, CONFIGURED, "as configured")) }
+            @if self.configured().is_some() { (entry(LEFT + 174.0, CONFIGURED, "as configured")) }
             text x=(LEFT + 304.0) y="46" fill="#555" { "line: no other is better in both" (rest) }
         }
     }
@@ -103,11 +105,11 @@ impl Axes {
     }
 
     fn point(&self, found: &Found) -> Markup {
-        let (x, y) = (self.x(found.bytes as f64), self.y(found.time.seconds));
+        let (x, y) = (self.x(found.bytes as f64), self.y(found.seconds()));
         html! {
             circle cx=(at(x)) cy=(at(y)) r="3.5" fill=(if found.fits { FITS } else { TOO_LARGE }) fill-opacity="0.7" {
                 title {
-                    (seconds(found.time.seconds)) ", " (human_bytes(found.bytes)) ": " (found.plan.settings().join(" "))
+                    (seconds(found.seconds())) ", " (human_bytes(found.bytes)) ": " (found.plan.settings().join(" "))
                 }
             }
         }
@@ -117,7 +119,7 @@ impl Axes {
     fn steps(&self, front: &[&Found]) -> String {
         let mut path = String::new();
         for found in front.iter().rev() {
-            let (x, y) = (self.x(found.bytes as f64), self.y(found.time.seconds).max(TOP));
+            let (x, y) = (self.x(found.bytes as f64), self.y(found.seconds()).max(TOP));
             let _ = if path.is_empty() { write!(path, "M{x:.1} {y:.1}") } else { write!(path, "H{x:.1}V{y:.1}") };
         }
         path

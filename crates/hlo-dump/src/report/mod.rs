@@ -75,7 +75,7 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let name = arguments.output.display().to_string();
     output::write(&arguments.output, &page)?;
     if json {
-        return output::json("report", &loaded.found(&Answer { output: name, bytes: page.len(), measured }));
+        return output::json("hlo-dump/report", &loaded.found(&Answer { output: name, bytes: page.len(), measured }));
     }
     if let Some(measured) = &report.measured {
         measured.print();

@@ -12,13 +12,33 @@ use super::by_step;
 use crate::arguments::Traffic;
 use crate::input::Loaded;
 use crate::output;
-use crate::run::{Diloco, Event};
 
 /// The explanation of the times.
 pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with nothing else on the link";
 /// The explanation of the line of overlap.
 pub const SPREAD_MODEL: &str = "* a model of overlap: each transfer goes evenly with the steps between sending and use, and the periods before \
                                 were alike";
+
+/// The steps at which the replicas of DiLoCo send their updates, and the form of these.
+#[derive(Serialize)]
+pub struct Syncs {
+    /// The number of steps until everything repeats.
+    pub period: usize,
+    /// The number of steps from one sync, of whatever fragment, to the next.
+    pub steps_between_syncs: usize,
+    /// The number of parts in which parameters are sent.
+    pub fragments: usize,
+    /// The number of steps from sending to use.
+    pub overlap_steps: usize,
+    /// The form in which values are sent.
+    pub transport: &'static str,
+    /// The event after a step.
+    #[serde(skip)]
+    pub after_step: Box<dyn Fn(usize) -> Event>,
+}
+
+/// The fragment that is sent after a step, and the one that comes in: `all` or `fragment 2`.
+pub type Event = (Option<String>, Option<String>);
 
 /// A program, by step.
 #[derive(Serialize)]
@@ -28,7 +48,7 @@ pub struct Series {
     /// The overrides by which its config differs from the one given.
     overrides: Vec<String>,
     /// The schedule of DiLoCo, if it is used.
-    schedule: Option<Diloco>,
+    schedule: Option<Syncs>,
     /// The inputs of the program that count steps, by number.
     step_inputs: Vec<i64>,
     /// The number of collectives over the axis, all branches together.
@@ -116,7 +136,7 @@ impl Series {
     /// Returns `streaming: 3 fragments, one every 2 steps, used 1 step later, f32`.
     pub fn title(&self) -> String {
         let Some(form) = &self.schedule else { return self.name.clone() };
-        let Diloco { period, steps_between_syncs, fragments, overlap_steps, transport, .. } = form;
+        let Syncs { period, steps_between_syncs, fragments, overlap_steps, transport, .. } = form;
         let late = match overlap_steps {
             0 => String::new(),
             steps => format!(", used {} later", output::plural(*steps as u64, "step")),
@@ -212,7 +232,7 @@ fn series(
     (name, overrides): (&str, Vec<String>),
 ) -> Result<Series> {
     let Some(mesh) = &loaded.mesh else { bail!("the module names no mesh") };
-    let diloco = loaded.run.as_ref().map_or(Ok(None), |run| run.diloco())?;
+    let diloco = loaded.run.as_ref().map_or(Ok(None), |run| run.syncs())?;
     let inputs = step_inputs(&loaded.module, arguments.step_input.as_deref());
     if let (Some(name), []) = (&arguments.step_input, inputs.as_slice()) {
         let names = counter_names(&loaded.module);
