@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use hlo_dump::Caller;
+use meshloom_plan::read_hardware;
 use meshloom_train::checkpoint::Checkpoint;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
 use meshloom_train::families::Published;
 use meshloom_train::parameters::ParameterFile;
-use meshloom_train::search::read_hardware;
 use meshloom_train::tokenizer::{SpecialTokens, Tokenizer};
 use meshloom_weights::{FP8_BLOCK, Weights};
 use sha2::{Digest, Sha256};

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use meshloom_train::config::RunConfig;
-use meshloom_train::published::ExportOptions;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use meshloom::hlo::files;
+use meshloom_train::config::RunConfig;
+use meshloom_train::published::ExportOptions;
 
 use crate::bisect::Bisect;
 use crate::compile::Compile;
@@ -87,7 +87,7 @@ impl ConfigArguments {
     }
 }
 
-/// Trains a model, or compiles its train step for hardware that need not be there
+/// Trains a model
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -101,11 +101,7 @@ Examples:
   meshloom train --debug-sharding --set mesh.axes=fsdp=2,tensor=4
       Prints where every value lies and why, without running anything
   meshloom train --plan auto --hardware cpu.toml
-      Trains with the mesh, pipeline and rematerialization that are best on the devices that a file describes
-  meshloom train --target v5p:8x8x8 --config examples/configs/512-devices.toml
-  meshloom train --target h100:1x1x8
-  meshloom train --target tpu7x:2x2x1:slices=2 --set mesh.axes=data=4,fsdp=4
-      Compiles the train step for hardware that need not be there, and prints what it needs")]
+      Trains with the mesh, pipeline and rematerialization that are best on the devices that a file describes")]
 pub struct Train {
     #[command(flatten)]
     pub config: ConfigArguments,
@@ -133,27 +129,16 @@ pub struct Train {
     /// Tokens to generate at the end [default: 160]
     #[arg(long, value_name = "N")]
     pub sample: Option<usize>,
-    /// Compiles the train step for this hardware and prints what it needs, instead of running it; short for --set
-    /// target.topology=TOPOLOGY
-    #[arg(long, value_name = "TOPOLOGY")]
-    pub target: Option<String>,
     /// Searches the plan with the shortest estimated step first, and takes it in place of the config's: mesh, pipeline,
     /// accumulation, rematerialization. docs/plan.md explains the search
     #[arg(long, value_enum)]
     pub plan: Option<PlanChoice>,
-    /// With --plan: a TOML file that describes the devices. By default they are those of the target, or those that are
-    /// here; of CPUs no rates are published, and `cargo bench --bench estimate -- --write FILE` measures them
+    /// With --plan: a TOML file that describes the devices. By default they are those that are here; of CPUs no rates are published, and `cargo bench --bench estimate -- --write FILE` measures them
     #[arg(long, value_name = "FILE", requires = "plan")]
     pub hardware: Option<PathBuf>,
     /// Prints how every parameter and named activation is sharded, and by which rule, instead of running
     #[arg(long)]
     pub debug_sharding: bool,
-    /// Longest time that the plugin may take to compile for a target [default: 1800]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    pub time_limit: Option<u64>,
-    /// Writes the program as XLA optimized it for the target, as a serialized HLO module
-    #[arg(long, value_name = "FILE")]
-    pub write_hlo: Option<PathBuf>,
     /// Starts from the parameters in a safetensors file or a checkpoint, instead of drawing them
     #[arg(long, value_name = "FILE")]
     pub load_parameters: Option<PathBuf>,
@@ -218,20 +203,10 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
     range.ok_or_else(|| "write A..B, the first and the last step, as 3..5; steps count from 1".to_owned())
 }
 
-/// The first flag that is given.
-fn given<const N: usize>(flags: [(bool, &'static str); N]) -> Option<&'static str> {
-    flags.into_iter().find_map(|(is_given, flag)| is_given.then_some(flag))
-}
-
 impl Train {
-    /// A flag that only compiling for a target reads.
-    pub fn flag_of_target(&self) -> Option<&'static str> {
-        given([(self.write_hlo.is_some(), "--write-hlo"), (self.time_limit.is_some(), "--time-limit")])
-    }
-
     /// A flag that only a run reads.
     pub fn flag_of_run(&self) -> Option<&'static str> {
-        given([
+        let flags = [
             (self.steps.is_some(), "--steps"),
             (self.metrics.is_some(), "--metrics"),
             (self.tensorboard.is_some(), "--tensorboard"),
@@ -246,7 +221,8 @@ impl Train {
             (self.grace.is_some(), "--grace"),
             (self.notices.is_some(), "--notices"),
             (self.is_one_of_several(), "--processes"),
-        ])
+        ];
+        flags.into_iter().find_map(|(is_given, flag)| is_given.then_some(flag))
     }
 
     /// Whether this is one of several processes.
@@ -264,7 +240,6 @@ impl Train {
         let quoted = |key: &str, text: &String| format!("{key}={}", toml::Value::String(text.clone()));
         let flags = [
             self.seed.map(|seed| ("--seed", format!("train.seed={seed}"))),
-            self.target.as_ref().map(|target| ("--target", format!("target.topology={target}"))),
             self.checkpoint.as_ref().map(|directory| ("--checkpoint", quoted("checkpoint.dir", directory))),
             self.checkpoint_every.map(|steps| ("--checkpoint-every", format!("checkpoint.every={steps}"))),
         ];

@@ -1,10 +1,10 @@
 //! `meshloom config`: every key of the run config.
 
-use meshloom_train::Devices;
-use meshloom_train::config::{KeyInfo, RunConfig, SectionInfo};
 use anyhow::Result;
 use meshloom::pjrt::Topology;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom_train::Devices;
+use meshloom_train::config::{KeyInfo, RunConfig, SectionInfo};
 
 use crate::arguments::{Config, Format};
 

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use meshloom::hlo::suggest::did_you_mean;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{
     CudaDevice, CudaDriver, FindOptions, FoundLibrary, Plugin, Topology, WHEELS, Wheel, libraries_of, plugin_variable,
 };
-use meshloom::hlo::suggest::did_you_mean;
 use serde::Serialize;
 
 use hlo_dump::configs::ahead::{download, settings};
@@ -45,7 +45,6 @@ struct Report {
     works: Option<String>,
     problem: Option<String>,
     fix: Option<String>,
-    /// The installation of NVIDIA, for cuda.
     #[serde(skip_serializing_if = "Option::is_none")]
     nvidia: Option<Nvidia>,
 }

@@ -4,10 +4,11 @@
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+
+use anyhow::{Context, Result, bail};
 
 use crate::processes::{CertificateFlags, ProcessFlags, Several, Start};
 
@@ -21,11 +22,11 @@ const STARTED_BY: &str = "MESHLOOM_STARTED_BY";
 /// number, environment, open files and signals stay.
 pub const ELSEWHERE: Start = Start { join, certify };
 
-fn join(_: &ProcessFlags, words: &[OsString]) -> anyhow::Result<Box<dyn Several>> {
+fn join(_: &ProcessFlags, words: &[OsString]) -> Result<Box<dyn Several>> {
     match Elsewhere::of_this_process()?.run(words)? {}
 }
 
-fn certify(_: &CertificateFlags, words: &[OsString]) -> anyhow::Result<String> {
+fn certify(_: &CertificateFlags, words: &[OsString]) -> Result<String> {
     match Elsewhere::of_this_process()?.run(words)? {}
 }
 
@@ -43,8 +44,9 @@ impl Elsewhere {
     ///
     /// # Errors
     /// The system does not say which program this process runs.
-    pub fn of_this_process() -> Result<Elsewhere, ElsewhereError> {
-        let program = env::current_exe().map_err(|source| ElsewhereError::Unknown { source })?;
+    pub fn of_this_process() -> Result<Elsewhere> {
+        let program = env::current_exe()
+            .with_context(|| format!("it is not known which program this is, beside which {PROGRAM} should be"))?;
         Ok(Elsewhere { program, path: env::var_os("PATH").unwrap_or_default() })
     }
 
@@ -52,71 +54,37 @@ impl Elsewhere {
     ///
     /// # Errors
     /// The program is in none of the places.
-    pub fn find(&self) -> Result<PathBuf, ElsewhereError> {
+    pub fn find(&self) -> Result<PathBuf> {
         let in_path = env::split_paths(&self.path).filter(|folder| folder.is_absolute());
         let places = self.program.parent().map(PathBuf::from).into_iter().chain(in_path);
         let found = places.map(|folder| folder.join(PROGRAM)).find(|path| path.is_file());
-        found.ok_or_else(|| ElsewhereError::Absent { program: self.program.clone() })
+        found.with_context(|| {
+            format!(
+                "runs of several processes, and certificates for them, need the program {PROGRAM}, which is neither beside \
+                 {} nor in a folder of PATH: `cargo install --path crates/cluster` installs it, and `cargo build --release \
+                 --bin {PROGRAM}` builds it for `cargo run --release`",
+                self.program.display()
+            )
+        })
     }
 
-    fn run(&self, words: &[OsString]) -> Result<Infallible, ElsewhereError> {
+    fn run(&self, words: &[OsString]) -> Result<Infallible> {
         let path = self.find()?;
         let mut command = Command::new(&path);
         command.args(words.iter().skip(1)).env(STARTED_BY, env!("CARGO_PKG_VERSION"));
-        Err(ElsewhereError::NotRun { path, source: command.exec() })
+        Err(anyhow::Error::from(command.exec()).context(format!("cannot run {}", path.display())))
     }
 }
 
-/// The reason why no other program takes part in a run of several processes.
-#[derive(thiserror::Error)]
-pub enum ElsewhereError {
-    /// The place to look is not known.
-    #[error("it is not known which program this is, beside which {PROGRAM} should be: {source}")]
-    Unknown {
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// The program is missing.
-    #[error(
-        "runs of several processes, and certificates for them, need the program {PROGRAM}, which is neither beside {} nor in a folder of PATH: \
-         `cargo install --path crates/cluster` installs it, and `cargo build --release --bin {PROGRAM}` builds it for \
-         `cargo run --release`",
-        program.display()
-    )]
-    Absent {
-        /// The program that needs it.
-        program: PathBuf,
-    },
-    /// The program cannot be run.
-    #[error("cannot run {}: {source}", path.display())]
-    NotRun {
-        /// The program.
-        path: PathBuf,
-        /// The error of the system.
-        source: io::Error,
-    },
-    /// The program has another version.
-    #[error(
-        "this {PROGRAM} has version {own}, but the meshloom that started it has {other}: install both from the same \
-         source, by `cargo install --path crates/cli` and `cargo install --path crates/cluster`"
-    )]
-    OtherVersion {
-        /// The version of this program.
-        own: &'static str,
-        /// The version of the program that has started it.
-        other: String,
-    },
-}
-
-meshloom::hlo::debug_is_message!(ElsewhereError);
-
 /// Checks that the program that has started this one, if one has, has the same version.
-pub(crate) fn check_version() -> Result<(), ElsewhereError> {
+pub(crate) fn check_version() -> Result<()> {
     let own = env!("CARGO_PKG_VERSION");
     match env::var_os(STARTED_BY) {
-        Some(other) if other != OsStr::new(own) => {
-            Err(ElsewhereError::OtherVersion { own, other: other.to_string_lossy().into_owned() })
-        }
+        Some(other) if other != OsStr::new(own) => bail!(
+            "this {PROGRAM} has version {own}, but the meshloom that started it has {}: install both from the same source, \
+             by `cargo install --path crates/cli` and `cargo install --path crates/cluster`",
+            other.to_string_lossy()
+        ),
         _ => Ok(()),
     }
 }

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
+use anyhow::Result;
+use meshloom::hlo::message::{self, counted};
 use meshloom_train::Devices;
 use meshloom_train::generate::{
     ContinuedText, GenerateOptions, Generator, GeneratorOptions, Request, SamplingOptions, StepCost,
 };
 use meshloom_train::published::StoredModel;
 use meshloom_train::tokenizer::Tokenizer;
-use anyhow::Result;
-use meshloom::hlo::message::{self, counted};
 
 use crate::arguments::Generate;
 

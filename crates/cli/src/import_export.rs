@@ -1,9 +1,9 @@
 //! `meshloom import` and `meshloom export`: published models in and out.
 
-use meshloom_train::published::{self, ExportOptions, Exported, Imported, StoredModel};
 use anyhow::Result;
 use meshloom::hlo::message::counted;
 use meshloom::ir::DType;
+use meshloom_train::published::{self, ExportOptions, Exported, Imported, StoredModel};
 
 use crate::arguments::{Export, ExportDtype, Import};
 

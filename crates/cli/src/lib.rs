@@ -19,15 +19,17 @@ macro_rules! eprintln {
     ($($what:tt)+) => { std::eprintln!("{}", meshloom::hlo::message::shown_error(&format!($($what)+))) };
 }
 
-mod ahead;
 mod arguments;
-mod bisect;
+#[doc(hidden)]
+pub mod bisect;
 mod compile;
 mod config;
 mod doctor;
 mod elsewhere;
 mod generate;
 mod import_export;
+#[doc(hidden)]
+pub mod internals;
 mod interrupts;
 mod logits;
 mod outputs;
@@ -47,7 +49,7 @@ use meshloom::pjrt::end_process;
 
 use arguments::{Arguments, Command};
 
-pub use elsewhere::{ELSEWHERE, Elsewhere, ElsewhereError};
+pub use elsewhere::{ELSEWHERE, Elsewhere};
 pub use interrupts::{Interrupt, Interrupts};
 pub use processes::{CertificateFlags, Join, Part, ProcessFlags, Several, Start};
 
@@ -55,8 +57,7 @@ pub use processes::{CertificateFlags, Join, Part, ProcessFlags, Several, Start};
 /// ends the process after a run that failed.
 pub fn main(start: Start) -> ExitCode {
     hlo_dump::configs::start();
-    let ran = elsewhere::check_version().map_err(anyhow::Error::from);
-    let ran = ran.and_then(|()| Ok(Interrupts::of_process()?)).map_err(Failure::Run);
+    let ran = elsewhere::check_version().and_then(|()| Ok(Interrupts::of_process()?)).map_err(Failure::Run);
     match ran.and_then(|interrupts| run_until(&interrupts, std::env::args_os(), start)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(error)) => {
@@ -106,9 +107,13 @@ pub fn run_until(
         Command::Logits(arguments) => logits::run(arguments),
         Command::Config(arguments) => config::run(arguments),
         Command::Plan(it) => return printed(&it.common, |json| plan::run(&it.command, json).map(|()| Outcome::Done)),
-        Command::Compile(it) => return printed(&it.common, |json| compile::run(&it.command, json).map(|()| Outcome::Done)),
+        Command::Compile(it) => {
+            return printed(&it.common, |json| compile::run(&it.command, json).map(|()| Outcome::Done));
+        }
         Command::Bisect(it) => return printed(&it.common, |json| bisect::run(&it.command, json)),
-        Command::Doctor(it) => return printed(&it.common, |json| doctor::run(&it.command, json).map(|()| Outcome::Done)),
+        Command::Doctor(it) => {
+            return printed(&it.common, |json| doctor::run(&it.command, json).map(|()| Outcome::Done));
+        }
         Command::Certificates(arguments) => (start.certify)(arguments, &words).map(|advice| print!("{advice}")),
     };
     done.map_err(|error| match error.downcast() {

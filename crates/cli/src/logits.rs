@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
+use anyhow::{Result, anyhow};
 use meshloom_train::Devices;
 use meshloom_train::generate::LogitsProgram;
 use meshloom_train::published::StoredModel;
-use anyhow::{Result, anyhow};
 
 use crate::arguments::Logits;
 use meshloom::hlo::files;

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::Result;
+use meshloom::pjrt::Client;
 use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{Checkpoint, Checkpointer, Start};
 use meshloom_train::config::RunConfig;
 use meshloom_train::peers::Peers;
 use meshloom_train::report::{Evaluation, EventWriter, MetricsWriter, StepMetrics, StepProfile};
-use anyhow::Result;
-use meshloom::pjrt::Client;
 
 use crate::arguments::Train;
 use crate::progress::Progress;
@@ -70,7 +70,6 @@ impl Outputs {
         Ok(())
     }
 
-    /// The numbers of a step.
     pub fn step(&mut self, metrics: &StepMetrics) -> Result<()> {
         if let Some(file) = &mut self.metrics {
             file.write(metrics)?;
@@ -81,7 +80,6 @@ impl Outputs {
         Ok(())
     }
 
-    /// The numbers of an evaluation.
     pub fn evaluation(&mut self, evaluation: &Evaluation) -> Result<()> {
         if let Some(file) = &mut self.metrics {
             file.write_evaluation(evaluation)?;
@@ -122,14 +120,12 @@ impl Outputs {
         Ok(Some(checkpointer.folder_of(trainer.steps_done())))
     }
 
-    /// Waits until everything is written.
     pub fn finish(&mut self) -> Result<()> {
         self.checkpointer.take().map(Checkpointer::finish).transpose()?;
         Ok(())
     }
 }
 
-/// Opens the checkpointer of the config, if it wants checkpoints.
 fn open_checkpointer(
     config: &RunConfig,
     checkpoint: Option<&Checkpoint>,

@@ -104,7 +104,7 @@ pub struct ProcessFlags {
     pub trusted_network: Option<String>,
     /// Number of this replica, from 0, where each of diloco.replicas is a run of its own. They meet in the store, which
     /// must outlive them
-    #[arg(long, value_name = "N", help_heading = "Replicas apart", conflicts_with_all = FLAGS_THAT_RUN_NOTHING)]
+    #[arg(long, value_name = "N", help_heading = "Replicas apart", conflicts_with = "debug_sharding")]
     pub replica: Option<usize>,
     /// Where other replicas may read this one's messages [default: 127.0.0.1 and a free port]. Beyond loopback it needs
     /// --store-ca, --store-cert and --store-key, or --insecure
@@ -114,9 +114,6 @@ pub struct ProcessFlags {
     #[arg(long, value_name = "HOST:PORT", help_heading = "Replicas apart", requires = "replica")]
     pub advertise: Option<String>,
 }
-
-/// Flags of `train` that run nothing.
-const FLAGS_THAT_RUN_NOTHING: [&str; 2] = ["target", "debug_sharding"];
 
 impl ProcessFlags {
     /// Whether this is one of several processes.

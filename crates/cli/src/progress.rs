@@ -39,7 +39,6 @@ impl Progress {
         Progress { steps, step_seconds: None, out }
     }
 
-    /// Shows a finished step.
     pub fn update(&mut self, metrics: &StepMetrics) {
         /// How many plain lines a run of many steps gets.
         const PLAIN_LINES: u64 = 20;

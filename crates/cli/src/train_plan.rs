@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::time::Instant;
 
-use meshloom_train::config::RunConfig;
-use meshloom_plan::{
-    Found, Hardware, Progress, Search, SearchOptions, hardware, hardware_of_devices, on_hardware, read_hardware, search,
-};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::{counted, human_bytes, seconds};
 use meshloom::pjrt::Client;
+use meshloom_plan::{
+    Found, Hardware, Progress, Search, SearchOptions, hardware_of_devices, on_hardware, read_hardware, search,
+};
+use meshloom_train::config::RunConfig;
 
 use crate::arguments::Train;
 
@@ -26,16 +26,9 @@ pub fn search_for(arguments: &Train, config: RunConfig) -> Result<(RunConfig, Op
              `meshloom plan CONFIG --search --write FILE`, and give it to each process"
         );
     }
-    let (config, hardware, opened) = match (&arguments.hardware, config.target.topology.as_str()) {
-        (Some(_), topology) if !topology.is_empty() => {
-            bail!("--hardware and target.topology, which --target sets, both name the hardware: leave out one of them")
-        }
-        (Some(file), _) => of_file(file, &config)?,
-        (None, "") => of_client(&config)?,
-        (None, topology) => {
-            let hardware = hardware(topology)?;
-            (config, hardware, None)
-        }
+    let (config, hardware, opened) = match &arguments.hardware {
+        Some(file) => of_file(file, &config)?,
+        None => of_client(&config)?,
     };
     let options = SearchOptions::new(hardware);
     let start = Instant::now();

@@ -4,6 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use meshloom::hlo::message::counted;
+use meshloom::pjrt::{CacheUse, Client, ProcessPlace};
 use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
@@ -12,18 +16,14 @@ use meshloom_train::parameters::{self, LoadOptions};
 use meshloom_train::peers::{Peers, ReplicaLink};
 use meshloom_train::report::{MetricsWriter, StepMetrics, StepProfile, Summary, beside_entropy};
 use meshloom_train::{Devices, Error, NotFinite, Run, Text, Trainer};
-use anyhow::{Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
-use meshloom::hlo::message::counted;
-use meshloom::pjrt::{CacheUse, Client, ProcessPlace};
 
 use crate::arguments::{Notices, PROMPT, TEMPERATURE, Train};
 use crate::generate::Texts;
 use crate::interrupts::{ASKED_EVERY, Training, metadata_host};
 use crate::outputs::Outputs;
-use crate::train_plan::Opened;
 use crate::processes::Part;
 use crate::progress::Progress;
+use crate::train_plan::Opened;
 use crate::{Ended, Interrupt, Interrupts};
 
 /// Tokens that are generated at the end, unless the user says how many.
@@ -144,7 +144,6 @@ impl Member {
         Ok(trainer)
     }
 
-    /// Leaves the other replicas, if there are any.
     fn leave(&self) -> Result<()> {
         Ok(self.link.as_ref().map_or(Ok(()), |link| link.leave())?)
     }
@@ -358,12 +357,10 @@ impl<'a> TrainingRun<'a> {
     }
 }
 
-/// The steps that the run of a checkpoint had done.
 fn steps_of(checkpoint: Option<&Checkpoint>) -> u64 {
     checkpoint.map_or(0, |checkpoint| checkpoint.about().step)
 }
 
-/// The checkpoint to go on from.
 fn find_checkpoint(arguments: &Train) -> Result<Option<Checkpoint>> {
     let Some(path) = &arguments.resume else { return Ok(None) };
     let fallback = if arguments.resume_fallback { Fallback::Older } else { Fallback::Refuse };
@@ -446,7 +443,6 @@ fn described(config: &RunConfig, trainer: &Trainer) -> [String; 2] {
     [built, format!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s")]
 }
 
-/// Prints a text by the model that has been trained.
 fn generate_sample(trainer: &Trainer, length: usize, seed: u64) -> Result<()> {
     let sampling = SamplingOptions { temperature: TEMPERATURE, ..SamplingOptions::default() };
     let options = GenerateOptions { length, sampling, stop_tokens: Vec::new() };

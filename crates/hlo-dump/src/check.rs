@@ -24,7 +24,6 @@ enum Denied {
     Replication,
     /// A loop with a collective in it, over an axis if one is named.
     InLoops(Option<String>),
-    /// A collective over an axis.
     Over(String),
     /// A collective over an axis that runs whichever branches are taken.
     OutsideConditionals(String),
@@ -32,7 +31,6 @@ enum Denied {
     AcrossBranches,
     /// A kind of collective, over an axis if one is named.
     Kind(String, Option<String>),
-    /// A collective with an unknown number of executions.
     UnknownTripCounts,
 }
 

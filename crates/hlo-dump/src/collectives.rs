@@ -28,7 +28,6 @@ struct Answer<'a> {
     conditionals: Vec<ConditionalSum<'a>>,
 }
 
-/// The sums of a selection.
 #[derive(Serialize)]
 pub struct Totals {
     #[serde(flatten)]
@@ -181,7 +180,6 @@ pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], 
     Ok(())
 }
 
-/// Keeps the collectives that the options select.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
     let all = found.entries.len();
     keep_over(found, "--over", &select.over, loaded)?;

@@ -67,7 +67,6 @@ pub fn of(loaded: &Loaded, chip: Option<&Chip>) -> ModuleCost {
     cost(&loaded.module, &chip.map_or(options, |chip| options.on(chip)))
 }
 
-/// A row of the table.
 struct Row {
     name: String,
     executions: Option<Amount>,

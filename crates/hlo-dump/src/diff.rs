@@ -12,7 +12,6 @@ use crate::input::{Described, Loaded, load_path};
 use crate::memory;
 use crate::output::{self, BOLD, WARN, line, paint};
 
-/// A figure of both programs.
 #[derive(Serialize)]
 struct Figure {
     name: &'static str,

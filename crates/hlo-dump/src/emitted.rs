@@ -56,7 +56,6 @@ impl Sums {
 pub struct Ahead {
     /// The collectives before; `None` if XLA is to partition the program.
     pub emitted: Option<ModuleCollectives>,
-    /// The compiled program.
     pub after: Loaded,
     /// The chip that it was compiled for, if the chip's rates are published.
     pub chip: Option<&'static Chip>,
@@ -67,7 +66,6 @@ impl Ahead {
         self.chip.with_context(|| format!("{}: no rates are published for its chip", self.after.name))
     }
 
-    /// Compares the collectives of both.
     pub fn compared(&self) -> Result<Emitted> {
         let Some(before) = &self.emitted else {
             bail!(
@@ -80,7 +78,6 @@ impl Ahead {
     }
 }
 
-/// The collectives before and after.
 #[derive(Serialize)]
 pub struct Emitted {
     pub by_kind: Vec<KindOverAxes>,

@@ -31,9 +31,7 @@ pub struct Loaded {
     /// The form of the input: "HLO text", "run config".
     pub form: &'static str,
     pub stage: Option<Stage>,
-    /// The run config that it comes from, if any.
     pub run: Option<Box<dyn Run>>,
-    /// The profile that it comes from, if any.
     pub profile: Option<Profile>,
 }
 
@@ -53,7 +51,6 @@ pub struct Found<'a, T> {
     answer: &'a T,
 }
 
-/// The description of an input in JSON.
 #[derive(Serialize)]
 pub struct Described<'a> {
     input: &'a str,
@@ -240,10 +237,14 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
     let is_named = path.extension().is_some_and(|extension| extension == "toml");
     match text.filter(|_| is_named) {
         Some(text) => Ok(text.to_owned()),
-        None if text.is_some_and(|text| CONFIGS.is_some_and(|it| (it.is_config)(text))) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
-            "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
+        None if text.is_some_and(|text| CONFIGS.is_some_and(|it| (it.is_config)(text)))
+            && matches!(error, ReadError::OtherText { .. }) =>
+        {
+            Err(anyhow!(
+                "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
              it, give --run-config, or name the file .toml"
-        )),
+            ))
+        }
         None => Err(error.into()),
     }
 }
@@ -350,7 +351,8 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = (configs("a run config")?.read)(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
+    let (run, program) =
+        (configs("a run config")?.read)(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;

@@ -69,7 +69,6 @@ pub fn bytes_as_they_are(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Writes a whole file.
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -102,7 +101,6 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// Returns bytes that may not be known.
 pub fn known_bytes(count: Option<u64>) -> String {
     count.map_or("?".to_owned(), bytes)
 }
@@ -211,7 +209,6 @@ pub fn amount(amount: Amount) -> String {
     with_bound(amount, thousands)
 }
 
-/// Returns a number of bytes that may not be known.
 pub fn amount_of_bytes(amount: Amount) -> String {
     with_bound(amount, bytes)
 }

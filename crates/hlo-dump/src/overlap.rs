@@ -11,7 +11,6 @@ use crate::collectives::{axes_text, where_from};
 use crate::input::Loaded;
 use crate::output;
 
-/// Returns the time line of a compiled module on a chip.
 pub fn of(loaded: &Loaded, chip: &Chip) -> Result<ModuleOverlap> {
     let slices = slice_count(&loaded.module);
     let slice_devices = (slices > 1).then(|| loaded.device_count() / slices);

@@ -43,7 +43,6 @@ pub fn configs(what: &str) -> Result<Configs> {
 
 /// A run config and its program, as commands ask about them.
 pub trait Run {
-    /// The config itself.
     #[cfg(feature = "configs")]
     fn config(&self) -> &meshloom_train::config::RunConfig;
 
@@ -63,7 +62,6 @@ pub trait Run {
     /// The reasons why the tensors of a name are sharded as they are: so many of them at most.
     fn explain(&self, tensor: &str, most: usize) -> Result<Said>;
 
-    /// Meshloom's own graph, as text.
     fn graph_text(&self) -> String;
 
     /// The implementation of each op that has several.
@@ -83,6 +81,5 @@ pub trait Run {
 pub struct Said {
     /// The list of the answer's parts.
     pub json: serde_json::Value,
-    /// The parts as lines.
     pub lines: Vec<String>,
 }

@@ -120,7 +120,6 @@ pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow
     anyhow!("there is no computation \"{name}\"{near}; there are {}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
 
-/// Returns meshloom's own graph at the stage.
 fn graph(loaded: &Loaded) -> Result<String> {
     let Some(run) = &loaded.run else { bail!("--emit graph is for run configs: HLO has no meshloom graph") };
     if loaded.stage == Some(Stage::Compiled) {
@@ -129,7 +128,6 @@ fn graph(loaded: &Loaded) -> Result<String> {
     Ok(run.graph_text())
 }
 
-/// Prints the implementation of each op that has several.
 fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
     let Some(run) = &loaded.run else { bail!("--kernels is for run configs: in HLO an op is what computes it") };
     if !matches!(loaded.stage, Some(Stage::Partitioned | Stage::Compiled)) {

@@ -93,12 +93,7 @@ pub fn within(caller: Caller, command: impl FnOnce() -> u8) -> Ran {
         }
     }
 
-    let memory = Memory {
-        input: Cursor::new(caller.input),
-        out: Vec::new(),
-        err: Vec::new(),
-        worker: caller.worker,
-    };
+    let memory = Memory { input: Cursor::new(caller.input), out: Vec::new(), err: Vec::new(), worker: caller.worker };
     let mut before = Before(Some(STREAMS.replace(Streams::of(Place::Memory(Box::new(memory))))));
     let status = command();
     let (out, err) = match before.back() {
@@ -120,7 +115,6 @@ pub fn set_units(units: Units) {
     STREAMS.with_borrow_mut(|streams| streams.units = units);
 }
 
-/// Returns the limits of an input.
 pub fn limits() -> Limits {
     STREAMS.with_borrow(|streams| {
         let limits = streams.max_size.map_or_else(Limits::default, Limits::up_to);
@@ -132,7 +126,6 @@ pub fn set_limits(max_size: Option<u64>, max_depth: Option<usize>) {
     STREAMS.with_borrow_mut(|streams| (streams.max_size, streams.max_depth) = (max_size, max_depth));
 }
 
-/// Returns the caller's worker.
 pub fn worker() -> Option<PathBuf> {
     STREAMS.with_borrow(|streams| match &streams.place {
         Place::Process => None,
@@ -206,7 +199,6 @@ impl Busy {
         busy
     }
 
-    /// Shows another text.
     pub fn say(&self, doing: &str) {
         if self.is_seen {
             eprint!("\r\x1b[2K{}", shown(doing));

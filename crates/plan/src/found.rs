@@ -17,7 +17,7 @@ use super::{Hardware, SearchError, Variant};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Found {
     /// The variant.
-    #[serde(skip)]
+    #[serde(flatten)]
     pub plan: Variant,
     /// True for what the config says.
     #[serde(rename = "configured")]
@@ -136,7 +136,8 @@ pub fn evaluate(
 fn traffic(collectives: &Ledger) -> Result<Vec<Traffic>, SearchError> {
     let mut by_axes: IndexMap<(CollectiveKind, &[String]), Traffic> = IndexMap::new();
     for it in collectives.iter().map_err(|error| Error::Compiler(error.into()))? {
-        let times = it.executions.bound().ok_or_else(|| SearchError::Executions { collective: it.name.clone() })?;
+        let unknown = || SearchError::NoPlan(format!("the number of executions of {} is not known", it.name));
+        let times = it.executions.bound().ok_or_else(unknown)?;
         let nothing = Traffic { kind: it.kind.name(), axes: it.axes.clone(), bytes: 0, moved_bytes: 0 };
         let entry = by_axes.entry((it.kind, &it.axes)).or_insert(nothing);
         entry.bytes += it.bytes * times;

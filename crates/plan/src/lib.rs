@@ -50,6 +50,7 @@ use plan::{Shape, plans};
 use queue::Queue;
 pub use report::{Advice, what_it_would_need};
 pub use sequences::DeviceScores;
+use serde::Serialize;
 pub use variant::Variant;
 
 /// The most plans that a search lowers, unless more or fewer are asked for.
@@ -75,25 +76,28 @@ impl SearchOptions {
 }
 
 /// A variant that cannot be lowered.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Refused {
     /// The variant.
+    #[serde(flatten)]
     pub plan: Variant,
     /// The reason.
     pub reason: String,
 }
 
 /// The result of a search.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Search {
     /// The config as it stands, or why it cannot be lowered; `None` if its mesh is one for other devices. Where a
     /// search could choose its plan, that is among what was found.
+    #[serde(skip)]
     pub configured: Option<Result<Found, String>>,
     /// Plans that the model's sizes allow, and other placements of those that might be the best there.
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
     pub too_large: usize,
     /// The plan among these whose bound is smallest, and that bound in bytes.
+    #[serde(skip)]
     pub least_too_large: Option<(Plan, u64)>,
     /// Plans that were lowered.
     pub lowered: usize,
@@ -105,8 +109,10 @@ pub struct Search {
     pub ended_early: bool,
     /// The plans that were lowered. Those of [`search`] have their axes where they are best, those that fit first, each
     /// by time.
+    #[serde(skip)]
     pub found: Vec<Found>,
     /// Operations of a step, of products alone, on each device.
+    #[serde(skip)]
     pub flops: f64,
 }
 
@@ -128,19 +134,6 @@ pub enum SearchError {
     /// The hardware is not named as it must be.
     #[error(transparent)]
     Topology(#[from] meshloom::pjrt::PjrtError),
-    /// The sizes of model, batch and devices leave no plan.
-    #[error(
-        "no plan is possible: {devices} devices, {rows} rows a step and {layers} layers do not divide into one another; \
-         change train.batch, or the number of devices"
-    )]
-    Nothing {
-        /// Devices.
-        devices: usize,
-        /// Rows of a batch.
-        rows: usize,
-        /// Layers.
-        layers: usize,
-    },
     /// The rate at which the hardware multiplies numbers of the model's type is not known.
     #[error(
         "the rate at which {chip} multiplies {dtype} is not known; give {key} in a file of hardware, or set \
@@ -169,43 +162,9 @@ pub enum SearchError {
     /// A plan was lowered, and cannot be estimated.
     #[error(transparent)]
     Estimate(#[from] EstimateError),
-    /// A collective runs an unknown number of times.
-    #[error("the number of executions of {collective} is not known")]
-    Executions {
-        /// The name of the collective.
-        collective: String,
-    },
-    /// No plan was lowered.
-    #[error(
-        "none of {} is possible: {too_large} do not fit by their bounds, {refused} cannot be lowered{}",
-        counted(*considered, "plan"),
-        first_refusal.as_deref().map_or(String::new(), |reason| format!("; the first: {reason}"))
-    )]
-    NonePossible {
-        /// Plans that the model's sizes allow.
-        considered: usize,
-        /// Plans that need more memory than there is.
-        too_large: usize,
-        /// Plans that cannot be lowered.
-        refused: usize,
-        /// The reason why the first of them is not possible.
-        first_refusal: Option<String>,
-    },
-    /// No plan fits.
-    #[error(
-        "no plan fits the memory of a device: the nearest, {plan}, is estimated to need {}, and there is {}; take more \
-         devices, or lower train.batch or model.seq",
-        human_bytes(*needed),
-        human_bytes(*there_is)
-    )]
-    NoneFits {
-        /// The plan that needs least.
-        plan: String,
-        /// Bytes that a device needs.
-        needed: u64,
-        /// Bytes that it has.
-        there_is: u64,
-    },
+    /// There is no plan, or none that is possible.
+    #[error("{0}")]
+    NoPlan(String),
 }
 
 meshloom::hlo::debug_is_message!(SearchError);
@@ -275,7 +234,8 @@ pub fn search(
         candidates.into_iter().partition(|(_, bounds)| bounds.bytes <= memory as f64);
     let least = larger.iter().min_by(|(_, a), (_, b)| a.bytes.total_cmp(&b.bytes));
     let least_too_large = least.map(|(plan, bounds)| (plan.clone(), bounds.bytes as u64));
-    let mut shared = Shared { queue: Queue::new(left, hardware, memory, blocks), search: Search::default(), best: None };
+    let mut shared =
+        Shared { queue: Queue::new(left, hardware, memory, blocks), search: Search::default(), best: None };
     if let (Some(plan), Some(estimated)) = (&plan, &configured) {
         shared.add(plan, estimated.clone());
     }
@@ -379,7 +339,11 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
     let shape = shape(&base, &decoder, hardware, has_host_memory);
     let candidates: Vec<(Plan, Bounds)> = plans(&shape).into_iter().map(bounds).collect();
     if candidates.is_empty() {
-        return Err(SearchError::Nothing { devices, rows: base.train.batch, layers: base.model.layers });
+        return Err(SearchError::NoPlan(format!(
+            "no plan is possible: {devices} devices, {} rows a step and {} layers do not divide into one another; change \
+             train.batch, or the number of devices",
+            base.train.batch, base.model.layers
+        )));
     }
     let kernels = base.chosen_kernels(platform.map_or_else(Kernels::default, |platform| Kernels::on(&platform)));
     let blocks = AttentionBlocks { kernels, shape };
@@ -402,19 +366,25 @@ impl Search {
 
     /// Returns the reason why no plan fits, if none does.
     pub fn why_none(&self, hardware: &Hardware) -> SearchError {
-        let lowered = self.found.iter().map(|found| (found.plan.settings(), found.bytes)).min_by_key(|(_, bytes)| *bytes);
+        let lowered =
+            self.found.iter().map(|found| (found.plan.settings(), found.bytes)).min_by_key(|(_, bytes)| *bytes);
         let nearest = lowered.or(self.least_too_large.as_ref().map(|(plan, bytes)| (plan.settings(), *bytes)));
-        match (nearest, hardware.chip.device_memory()) {
-            (Some((settings, needed)), Some(there_is)) => {
-                SearchError::NoneFits { plan: settings.join(" "), needed, there_is }
-            }
-            _ => SearchError::NonePossible {
-                considered: self.considered,
-                too_large: self.too_large,
-                refused: self.refused.len(),
-                first_refusal: self.first_refusal(),
-            },
-        }
+        SearchError::NoPlan(match (nearest, hardware.chip.device_memory()) {
+            (Some((settings, needed)), Some(there_is)) => format!(
+                "no plan fits the memory of a device: the nearest, {}, is estimated to need {}, and there is {}; take more \
+                 devices, or lower train.batch or model.seq",
+                settings.join(" "),
+                human_bytes(needed),
+                human_bytes(there_is)
+            ),
+            _ => format!(
+                "none of {} is possible: {} do not fit by their bounds, {} cannot be lowered{}",
+                counted(self.considered, "plan"),
+                self.too_large,
+                self.refused.len(),
+                self.first_refusal().map_or(String::new(), |reason| format!("; the first: {reason}"))
+            ),
+        })
     }
 
     /// The first plan that cannot be lowered, with its reason.

@@ -264,7 +264,8 @@ impl Plan {
 
 /// The keys of a pipeline that a search chooses, as `--set` takes them.
 pub(super) fn pipeline_settings(pipeline: &PipelineConfig) -> Vec<String> {
-    let PipelineConfig { microbatches, repeats, chunks, layers_per_stage, schedule, weights, keep_gathered, .. } = pipeline;
+    let PipelineConfig { microbatches, repeats, chunks, layers_per_stage, schedule, weights, keep_gathered, .. } =
+        pipeline;
     vec![
         format!("pipeline.schedule={}", schedule.name()),
         format!("pipeline.microbatches={microbatches}"),

@@ -26,7 +26,8 @@ pub fn what_it_would_need(found: &Found, best: &Found, memory: u64) -> Option<Ad
     let transfers = time.transfers.iter().filter(|it| it.waiting >= behind && it.seconds > 0.0);
     let of_transfers =
         transfers.map(|it| (behind / it.seconds, Advice::Transfers(it.axes.clone(), behind / it.seconds)));
-    let bubbles = (time.idle >= behind && behind > 0.0).then(|| (behind / time.idle, Advice::Bubbles(behind / time.idle)));
+    let bubbles =
+        (time.idle >= behind && behind > 0.0).then(|| (behind / time.idle, Advice::Bubbles(behind / time.idle)));
     let computing = behind / time.computing.max(f64::MIN_POSITIVE);
     let all = of_transfers.chain(bubbles).chain([(computing, Advice::Computing(computing))]);
     all.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, advice)| advice)

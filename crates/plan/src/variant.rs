@@ -5,6 +5,8 @@ use std::fmt;
 use meshloom::ops::KeyExchange;
 use meshloom_nn::ContextOrder;
 use meshloom_train::config::{PipelineConfig, PipelineRemat, RunConfig};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 
 use super::plan::{Plan, pipeline_settings, write_pipeline};
 
@@ -85,5 +87,15 @@ impl fmt::Display for Variant {
             }
             Variant::Sequence(exchange, order) => write!(f, "keys {exchange}, tokens {order}"),
         }
+    }
+}
+
+/// Its name and its settings.
+impl Serialize for Variant {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("Variant", 2)?;
+        object.serialize_field("name", &self.to_string())?;
+        object.serialize_field("settings", &self.settings())?;
+        object.end()
     }
 }

@@ -38,12 +38,10 @@
 //! | [`generate`] | text from a model, and logits |
 //! | `replica` | a replica that trains apart from others |
 //! | [`trainer`] | the loop: programs, state, steps, evaluation |
-//! | [`bisect`] | what makes a program go wrong |
 
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-pub mod bisect;
 pub mod checkpoint;
 pub mod config;
 pub mod data;

@@ -4,13 +4,17 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use meshloom::pjrt::DebugValue;
-use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProtoWithConfig};
 use meshloom::hlo::text::{TextOptions, print_with_config};
-use meshloom_train::bisect::{Case, Report, write_safetensors};
+use meshloom::pjrt::DebugValue;
 use serde_json::{Map, Value, json};
 
-use super::{effect_text, kept};
+use super::inputs::write_safetensors;
+use super::program::Program;
+use super::report::{Case, Report};
+use super::runner::{Beside, DebugOptions};
+use super::symptom::Symptom;
+use super::{Bisect, effect_text, kept};
 
 /// The script, before the settings of a case are written into it.
 const SCRIPT: &str = include_str!("reproduce.py");
@@ -25,27 +29,27 @@ pub fn check(out: &Path) -> Result<()> {
     Ok(())
 }
 
-pub fn write(out: &Path, input: &str, report: &Report, case: &Case) -> Result<()> {
-    let text = |module: &HloModuleProto, (replicas, partitions): (usize, usize)| {
+pub fn write(arguments: &Bisect, out: &Path, report: &Report, case: &Case) -> Result<()> {
+    let text = |program: &Program| {
         let config = HloModuleConfigProto {
-            replica_count: replicas as i64,
-            num_partitions: partitions as i64,
+            replica_count: program.replicas as i64,
+            num_partitions: program.partitions as i64,
             ..HloModuleConfigProto::default()
         };
-        let module = HloModuleProtoWithConfig { hlo_module: Some(module.clone()), config: Some(config) };
+        let module = HloModuleProtoWithConfig { hlo_module: Some(program.module.clone()), config: Some(config) };
         print_with_config(
             &module,
             &TextOptions { backend_config: true, ..TextOptions::parseable().with_metadata(false) },
         )
     };
-    whole(&out.join("module.hlo.txt"), text(&case.module, case.devices).as_bytes())?;
-    if let Some((reference, devices)) = &case.reference {
-        whole(&out.join("reference.hlo.txt"), text(reference, *devices).as_bytes())?;
+    whole(&out.join("module.hlo.txt"), text(&case.suspect).as_bytes())?;
+    if let Some(Beside::Module(reference, _)) = &case.beside {
+        whole(&out.join("reference.hlo.txt"), text(reference).as_bytes())?;
     }
     whole(&out.join("inputs.safetensors"), &write_safetensors(&case.inputs))?;
-    whole(&out.join("reproduce.py"), script(case).as_bytes())?;
+    whole(&out.join("reproduce.py"), script(arguments, case).as_bytes())?;
     // The summary is written last: where it is, the other files are.
-    whole(&out.join("summary.md"), summary(input, report, case).as_bytes())
+    whole(&out.join("summary.md"), summary(&arguments.path, report, case).as_bytes())
 }
 
 /// Writes a file completely or not at all.
@@ -60,45 +64,43 @@ fn whole(path: &Path, bytes: &[u8]) -> Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Returns the script with the case written into it.
-fn script(case: &Case) -> String {
-    let options = |options: &std::collections::BTreeMap<String, DebugValue>| -> Value {
-        let value = |value: &DebugValue| match value {
-            DebugValue::Text(text) => json!(text),
-            DebugValue::Bool(value) => json!(value),
-            DebugValue::Int(value) => json!(value),
-            DebugValue::Float(value) => json!(value),
-        };
-        Value::Object(options.iter().map(|(name, it)| (name.clone(), value(it))).collect::<Map<_, _>>())
+fn script(arguments: &Bisect, case: &Case) -> String {
+    let value = |value: &DebugValue| match value {
+        DebugValue::Text(text) => json!(text),
+        DebugValue::Bool(value) => json!(value),
+        DebugValue::Int(value) => json!(value),
+        DebugValue::Float(value) => json!(value),
     };
-    let devices = |(replicas, partitions): (usize, usize)| json!([replicas, partitions]);
-    let reference = match &case.reference {
-        Some((_, count)) => {
-            json!({ "module": "reference.hlo.txt", "devices": devices(*count), "options": options(&case.reference_options) })
-        }
-        None => {
-            json!({ "module": "module.hlo.txt", "devices": devices(case.devices), "options": options(&case.reference_options) })
-        }
+    let run = |module: &str, program: &Program, options: &DebugOptions| {
+        let options: Map<String, Value> = options.iter().map(|(name, it)| (name.clone(), value(it))).collect();
+        json!({ "module": module, "devices": [program.replicas, program.partitions], "options": options })
+    };
+    let reference = match &case.beside {
+        None => run("module.hlo.txt", &case.suspect, &DebugOptions::new()),
+        Some(Beside::Settings(options)) => run("module.hlo.txt", &case.suspect, options),
+        Some(Beside::Module(reference, options)) => run("reference.hlo.txt", reference, options),
     };
     let settings = json!({
         "symptom": case.symptom.kind().name(),
-        "seconds": case.time_limit.as_secs_f64(),
-        "tolerance": case.tolerance,
+        "seconds": arguments.time_limit,
+        "tolerance": arguments.tolerance,
         "memory_limit": match case.symptom {
-            meshloom_train::bisect::Symptom::Memory { limit, .. } => json!(limit),
+            Symptom::Memory { limit, .. } => json!(limit),
             _ => Value::Null,
         },
         "said": case.symptom.check(),
-        "shardy": case.shardy,
-        "suspect": { "module": "module.hlo.txt", "devices": devices(case.devices), "options": options(&case.options) },
+        "shardy": case.suspect.shardy,
+        "suspect": run("module.hlo.txt", &case.suspect, &case.options),
         "reference": reference,
     });
     let text = serde_json::to_string_pretty(&settings).unwrap_or_default();
     SCRIPT.replace("@PLUGIN@", &case.plugin).replace("@CASE@", &text)
 }
 
-fn summary(input: &str, report: &Report, case: &Case) -> String {
-    let mut text = format!("# What makes {} go wrong\n\n", name_of(input));
+fn summary(input: &Path, report: &Report, case: &Case) -> String {
+    // The folders are those of one machine.
+    let name = input.file_name().and_then(|name| name.to_str()).unwrap_or("-");
+    let mut text = format!("# What makes {name} go wrong\n\n");
     if let Some(symptom) = &report.symptom {
         let _ = writeln!(text, "Symptom: {symptom}.\n");
     }
@@ -125,16 +127,8 @@ fn summary(input: &str, report: &Report, case: &Case) -> String {
             let _ = writeln!(text, "| {what} | {count} |");
         }
     }
-    let options = case.options.iter().map(|(name, value)| {
-        let value = match value {
-            DebugValue::Text(text) => text.clone(),
-            DebugValue::Bool(value) => value.to_string(),
-            DebugValue::Int(value) => value.to_string(),
-            DebugValue::Float(value) => value.to_string(),
-        };
-        format!(" --option '{name}={value}'")
-    });
-    let reference = if case.reference.is_some() { " --reference reference.hlo.txt" } else { "" };
+    let options = case.options.iter().map(|(name, value)| format!(" --option '{name}={value}'"));
+    let reference = if matches!(case.beside, Some(Beside::Module(..))) { " --reference reference.hlo.txt" } else { "" };
     let _ = write!(
         text,
         "\n## How to see it\n\n```sh\nmeshloom bisect module.hlo.txt --inputs inputs.safetensors --plugin {}{}{reference}\n\
@@ -145,9 +139,4 @@ fn summary(input: &str, report: &Report, case: &Case) -> String {
         options.collect::<String>(),
     );
     text
-}
-
-/// Returns the file's name without its folders, which are those of one machine.
-fn name_of(input: &str) -> &str {
-    Path::new(input).file_name().and_then(|name| name.to_str()).unwrap_or(input)
 }

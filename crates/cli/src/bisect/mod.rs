@@ -1,9 +1,32 @@
 //! `meshloom bisect`: finds by trying why a program goes wrong.
+//!
+//! First the symptom has to show itself: a difference from a reference, NaN or an infinity, a process that ends or
+//! hangs, or too much memory. Then one thing after another is changed, and what shows the symptom in a smaller program,
+//! or what removes it, is kept: the program's sizes, XLA's settings, meshloom's passes, partition modes, XLA's passes,
+//! plugins. At last the module is shrunk ([`meshloom::analysis::shrink`]).
+//!
+//! Each try is a child process with a time limit, on virtual devices of the CPU. Inputs are drawn by name from a seed.
+//!
+//! ```text
+//! Subject -> subject.rs  a setting's program and its reference
+//!            runner.rs   a try: child process, memory of what was tried
+//!            search.rs   what is changed, in order, and what came of it
+//!            smaller.rs  the module, shrunk
+//! ```
 
 mod folder;
+pub mod inputs;
+pub mod program;
+pub mod report;
+mod runner;
+pub mod search;
+mod smaller;
+mod subject;
+mod suspects;
+pub mod symptom;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -14,11 +37,17 @@ use hlo_dump::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
 use hlo_dump::source::read_all;
 use hlo_dump::streams;
 use meshloom::analysis::{Devices, device_count};
+use meshloom::compile::Pass;
 use meshloom::hlo::parse::make_names_unique;
 use meshloom::hlo::table::Table;
 use meshloom::hlo::{files, read};
-use meshloom_train::bisect::{self, Dimension, Draw, Effect, Kind, Options, Report, Subject};
 use serde::Serialize;
+
+use inputs::read_safetensors;
+use report::{Dimension, Effect, Report};
+use search::Search;
+use subject::Subject;
+use symptom::Kind;
 
 /// Finds what makes a program go wrong: a pass, a setting, a size, a plugin; and shrinks the program.
 ///
@@ -112,6 +141,40 @@ fn parse_range(text: &str) -> Result<(f64, f64), String> {
 }
 
 pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
+    if let Some(out) = &arguments.out {
+        folder::check(out)?;
+    }
+    let start = Instant::now();
+    let report = {
+        let busy = Busy::new("");
+        let mut tries = 0;
+        find(arguments, &[], streams::worker(), &mut |what| {
+            tries += 1;
+            busy.say(&output::clipped(&format!("{tries}: {what}"), 100));
+        })?
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    let input = arguments.path.display().to_string();
+    if let (Some(out), Some(case)) = (&arguments.out, &report.case) {
+        folder::write(arguments, out, &report, case)?;
+    }
+    let out = arguments.out.as_ref().filter(|_| report.case.is_some()).map(|out| out.display().to_string());
+    let found = report.symptom.is_some();
+    if json {
+        output::json("meshloom/bisect", &Answer { input, found, report: &report, seconds, out })?;
+    } else {
+        print(&report, seconds, out.as_deref());
+    }
+    Ok(if found { Outcome::Found } else { Outcome::Done })
+}
+
+/// Searches. `further` passes behind meshloom's may be at fault too; `progress` is told what is tried next.
+pub fn find(
+    arguments: &Bisect,
+    further: &[Pass],
+    worker: Option<PathBuf>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report> {
     if !arguments.time_limit.is_finite() || arguments.time_limit <= 0.0 || arguments.time_limit > 1e6 {
         bail!("--time-limit {}: expected more than 0 seconds, and at most 1000000", arguments.time_limit);
     }
@@ -126,48 +189,10 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
         None => Default::default(),
         Some(path) => {
             let named = || format!("--inputs {}", path.display());
-            bisect::read_safetensors(&read_all(path).with_context(named)?).with_context(named)?
+            read_safetensors(&read_all(path).with_context(named)?).with_context(named)?
         }
     };
-    if let Some(out) = &arguments.out {
-        folder::check(out)?;
-    }
-    let options = Options {
-        kinds: arguments.symptom.clone(),
-        only: arguments.only.clone(),
-        tolerance: arguments.tolerance,
-        memory_limit: arguments.max_memory,
-        time_limit: Duration::from_secs_f64(arguments.time_limit),
-        compiler_options: arguments.option.clone(),
-        plugin: arguments.plugin.clone(),
-        draw: Draw { seed: arguments.seed, range: arguments.range, special: arguments.special },
-        inputs,
-        shrink_tries: arguments.shrink,
-        worker: streams::worker(),
-        ..Options::default()
-    };
-    let start = Instant::now();
-    let report = {
-        let busy = Busy::new("");
-        let mut tries = 0;
-        bisect::bisect(&subject, &options, &mut |what| {
-            tries += 1;
-            busy.say(&output::clipped(&format!("{tries}: {what}"), 100));
-        })?
-    };
-    let seconds = start.elapsed().as_secs_f64();
-    let input = arguments.path.display().to_string();
-    if let (Some(out), Some(case)) = (&arguments.out, &report.case) {
-        folder::write(out, &input, &report, case)?;
-    }
-    let out = arguments.out.as_ref().filter(|_| report.case.is_some()).map(|out| out.display().to_string());
-    let found = report.symptom.is_some();
-    if json {
-        output::json("meshloom/bisect", &Answer { input, found, report: &report, seconds, out })?;
-    } else {
-        print(&report, seconds, out.as_deref());
-    }
-    Ok(if found { Outcome::Found } else { Outcome::Done })
+    Search::new(&subject, arguments, inputs, further, worker, progress)?.run()
 }
 
 /// Returns the subject of the search: a config as it is, or the module of anything else.

@@ -14,8 +14,8 @@ use meshloom::analysis::Chip;
 use meshloom::analysis::estimate::KernelTime;
 use meshloom::transform::pipeline::Timeline;
 use meshloom_plan::{
-    Found, Hardware, MOST_LOWERED, Progress, Refused, Search, SearchOptions, Variant, compare, evaluate, hardware, on_hardware,
-    read_hardware, search,
+    Found, Hardware, MOST_LOWERED, Progress, Refused, Search, SearchOptions, Variant, compare, evaluate, hardware,
+    on_hardware, read_hardware, search,
 };
 use meshloom_train::config::RunConfig;
 use serde::Serialize;
@@ -72,7 +72,6 @@ fn positive(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|number: &f64| *number > 0.0).ok_or_else(|| "it must be a number above 0".to_owned())
 }
 
-/// The plans that were lowered, as JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
     config: &'a str,
@@ -80,12 +79,8 @@ struct Answer<'a> {
     devices: usize,
     chip_bytes: Option<u64>,
     hardware: Option<&'a Hardware>,
-    considered: usize,
-    too_large: usize,
-    too_slow: usize,
-    lowered: usize,
-    refused: Vec<NotPossible>,
-    ended_early: bool,
+    #[serde(flatten)]
+    searched: &'a Search,
     seconds: f64,
     configured: Option<Row<'a>>,
     plans: Vec<Row<'a>>,
@@ -98,14 +93,6 @@ struct Answer<'a> {
     timeline: Option<Timeline>,
 }
 
-/// A plan that cannot be lowered.
-#[derive(Serialize)]
-struct NotPossible {
-    name: String,
-    settings: Vec<String>,
-    reason: String,
-}
-
 /// A config, and the devices that its plans are for.
 struct Planned {
     text: String,
@@ -113,7 +100,6 @@ struct Planned {
     config: RunConfig,
     target: String,
     hardware: Option<Hardware>,
-    /// The bytes of memory that a device has.
     memory: Option<u64>,
 }
 
@@ -147,7 +133,7 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
         return output::json("meshloom/plan", &answer);
     }
     if arguments.search {
-        print_search(&answer, &searched);
+        print_search(&answer);
         print_settings(&planned, &arguments.set, &searched);
     } else {
         print_comparison(&planned, &answer, arguments.schedule)?;
@@ -223,22 +209,13 @@ fn answer<'a>(
     let top = if arguments.search { arguments.top } else { usize::MAX };
     let is_larger = |it: &&Found| best.is_some_and(|best| !it.fits && it.seconds() < best.seconds());
     let front = if best.is_some() { searched.front() } else { Vec::new() };
-    let not_possible = |it: &Refused| {
-        let Refused { plan, reason } = it;
-        NotPossible { name: plan.to_string(), settings: plan.settings(), reason: reason.clone() }
-    };
     Answer {
         config: name,
         target,
         devices: hardware.as_ref().map_or_else(|| config.device_total(), Hardware::device_count),
         chip_bytes: *memory,
         hardware: hardware.as_ref(),
-        considered: searched.considered,
-        too_large: searched.too_large,
-        too_slow: searched.too_slow,
-        lowered: searched.lowered,
-        refused: searched.refused.iter().map(not_possible).collect(),
-        ended_early: searched.ended_early,
+        searched,
         seconds,
         configured: searched.configured.iter().flatten().next().map(|found| rows.row(found)),
         plans: searched.found.iter().take(top).map(|found| rows.row(found)).collect(),
@@ -249,9 +226,10 @@ fn answer<'a>(
     }
 }
 
-fn print_search(answer: &Answer<'_>, searched: &Search) {
-    let Answer { config, target, seconds, lowered, too_large, too_slow, refused, .. } = answer;
-    let considered = plural(answer.considered as u64, "plan");
+fn print_search(answer: &Answer<'_>) {
+    let Answer { config, target, seconds, searched, .. } = answer;
+    let Search { considered, lowered, too_large, too_slow, refused, ended_early, .. } = searched;
+    let considered = plural(*considered as u64, "plan");
     line(&paint(BOLD, &format!("{config} on {target}: {considered} considered, {lowered} lowered in {seconds:.1} s")));
     line(&paint(
         DIM,
@@ -264,7 +242,7 @@ fn print_search(answer: &Answer<'_>, searched: &Search) {
     if let Some(reason) = searched.first_refusal() {
         line(&paint(DIM, &format!("the first that is not possible: {reason}")));
     }
-    if answer.ended_early {
+    if *ended_early {
         output::note("the search ended at --most; plans that may be faster are left");
     }
     if searched.best().is_none() {
@@ -310,8 +288,8 @@ fn print_comparison(planned: &Planned, answer: &Answer<'_>, whole: bool) -> Resu
     let (mesh, layers) = (config.mesh()?, plural(config.model.layers as u64, "layer"));
     line(&paint(BOLD, &format!("{name} ({mesh}): {layers}{of_stages}")));
     print_rows("plan", &answer.plans);
-    for NotPossible { name, reason, .. } in &answer.refused {
-        output::note(&format!("not {name}: {reason}"));
+    for Refused { plan, reason } in &answer.searched.refused {
+        output::note(&format!("not {plan}: {reason}"));
     }
     if let Some(timeline) = &answer.timeline {
         line("");

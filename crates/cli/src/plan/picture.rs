@@ -27,7 +27,6 @@ const CONFIGURED: &str = COLORS[5];
 pub struct Picture<'a> {
     pub title: String,
     pub searched: &'a Search,
-    /// The bytes of memory that a device has.
     pub memory: Option<u64>,
 }
 

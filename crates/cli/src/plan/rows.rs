@@ -10,14 +10,10 @@ use meshloom_plan::{Advice, Found, Hardware, Search, Traffic, what_it_would_need
 use meshloom_train::config::RunConfig;
 use serde::Serialize;
 
-/// The number of kernels of the best plan that are shown.
 const KERNELS_SHOWN: usize = 6;
 
-/// A plan as it is printed.
 #[derive(Serialize)]
 pub struct Row<'a> {
-    name: String,
-    settings: Vec<String>,
     #[serde(flatten)]
     found: &'a Found,
     /// The operations of a step over those that the devices could do meanwhile.
@@ -51,8 +47,6 @@ impl<'a> Rows<'a> {
     pub fn row(&self, found: &'a Found) -> Row<'a> {
         let advice = self.best.filter(|best| best.plan != found.plan && best.seconds() != found.seconds());
         Row {
-            name: found.plan.to_string(),
-            settings: found.plan.settings(),
             found,
             mfu: self.least_seconds.zip(found.time.as_ref()).map(|(least, time)| least / time.seconds),
             waits_for: found.time.as_ref().map(waits_for).unwrap_or_default(),
@@ -62,7 +56,6 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Prints the table of plans.
 pub fn print_rows<'r, 'a: 'r>(title: &'static str, rows: impl IntoIterator<Item = &'r Row<'a>>) {
     let rows: Vec<&Row<'_>> = rows.into_iter().collect();
     let time = |row: &Row<'_>, part: fn(&StepTime) -> f64| {
@@ -74,7 +67,7 @@ pub fn print_rows<'r, 'a: 'r>(title: &'static str, rows: impl IntoIterator<Item 
     let is_timed = rows.iter().any(|row| row.found.time.is_some());
     let table = Table::of(&rows)
         .text("", |row| if row.found.is_configured { "*" } else { "" })
-        .flexible(title, |row| row.name.clone())
+        .flexible(title, |row| row.found.plan.to_string())
         .number("step", |row| time(row, |time| time.seconds))
         .number("MFU", |row| row.mfu.filter(|mfu| *mfu > 0.0).map(percent).unwrap_or_default())
         .number("computing", |row| time(row, |time| time.computing))

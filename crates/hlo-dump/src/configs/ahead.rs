@@ -18,7 +18,6 @@ use crate::input::{Loaded, load};
 use crate::output::{self, Busy, plural};
 use crate::streams;
 
-/// A compiled program and what it was compiled for.
 pub struct Compiled {
     pub ahead: CompiledAhead,
     pub devices: Vec<DeviceDescription>,
@@ -29,12 +28,10 @@ pub struct Compiled {
     pub options: Vec<String>,
 }
 
-/// The settings for asking a plugin.
 pub fn settings() -> Settings {
     Settings { worker: streams::worker(), ..Settings::default() }
 }
 
-/// Announces a download before it starts.
 fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     let there = FindOptions { allow_fetch: false, ..settings.find.clone() };
     if settings.find.allow_fetch
@@ -47,7 +44,6 @@ fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Describes the download of a wheel.
 pub fn download(wheel: &Wheel) -> String {
     let companions = wheel.companions.iter().map(|companion| &companion.package);
     let all = std::iter::once(&wheel.package).chain(companions);
@@ -205,7 +201,6 @@ fn is_shardy(loaded: &Loaded) -> bool {
         || instructions.flat_map(|instruction| &instruction.frontend_attributes).any(|it| in_map(&it.map))
 }
 
-/// Returns the chip of a target, if it is known.
 pub fn chip_of(topology: &Topology) -> Option<&'static Chip> {
     topology.to_string().split(':').next().and_then(|name| Chip::parse(name).ok())
 }

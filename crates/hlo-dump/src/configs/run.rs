@@ -24,7 +24,6 @@ use crate::run::{Run, Said};
 use crate::source;
 use crate::traffic::series::Syncs;
 
-/// A run config, and its program.
 struct Lowering {
     config: RunConfig,
     /// The mesh of the config; `None` for one device.
@@ -32,7 +31,6 @@ struct Lowering {
     lowered: Lowered,
 }
 
-/// Whether text that is not HLO is a run config.
 pub fn is_config(text: &str) -> bool {
     text.parse::<toml::Table>().is_ok()
 }
@@ -130,7 +128,8 @@ impl Run for Lowering {
     }
 
     fn kernels(&self) -> Result<Said> {
-        let operands = |used: &KernelUse| used.operands.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let operands =
+            |used: &KernelUse| used.operands.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let line = |used: &KernelUse| {
             let KernelUse { op, implementation, how, count, .. } = used;
             let how = if how.is_empty() { String::new() } else { format!(": {how}") };

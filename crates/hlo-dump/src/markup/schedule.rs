@@ -22,7 +22,6 @@ pub struct Pass {
     pub title: &'static str,
     /// The things that the numbers of its tasks count: `microbatch`.
     pub counts: &'static str,
-    /// The number of microbatches that go through it.
     pub microbatches: usize,
     /// The number of its first column.
     pub start: usize,
@@ -78,7 +77,6 @@ fn short(number: f64) -> String {
     ((number * 10.0).round() / 10.0).to_string()
 }
 
-/// Explains the classes of the drawing.
 pub fn legend(items: &[(&str, &str)]) -> Markup {
     html! { ul.legend { @for (class, text) in items { li { i class=(class) {} (text) } } } }
 }
@@ -124,7 +122,6 @@ impl Schedule {
         }
     }
 
-    /// Returns the width of a column.
     fn width(&self) -> f64 {
         let columns: usize = self.passes.iter().map(|pass| pass.columns.len()).sum();
         let space = WIDTH - LEFT - BETWEEN * self.passes.len().saturating_sub(1) as f64;

@@ -57,7 +57,6 @@ pub struct LoopSpan {
 /// is as long as the step, and parts keep their proportions.
 #[derive(Clone, Debug, Default)]
 pub struct StepLanes {
-    /// The time of the step.
     pub seconds: f64,
     pub lanes: Vec<Lane>,
     pub loops: Vec<LoopSpan>,

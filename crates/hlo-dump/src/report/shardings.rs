@@ -14,11 +14,9 @@ use crate::markup::html::{Cell, section, table};
 pub struct Row {
     /// Its name in the program, or the path of an argument.
     pub value: String,
-    /// The type and dimensions.
     pub shape: String,
     /// The axes of each dimension, as the program states them.
     pub sharding: String,
-    /// The bytes of a device's part.
     pub device_bytes: Option<u64>,
     /// The bytes of the whole value, if they differ from those of a part.
     pub whole_bytes: Option<u64>,

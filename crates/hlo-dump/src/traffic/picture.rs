@@ -18,7 +18,6 @@ const LINE: f64 = 20.0;
 /// The most steps that are drawn: more are not distinguishable.
 const MOST_STEPS: usize = 400;
 
-/// Draws all series in one drawing.
 pub fn svg(series: &[Series], axis: &str) -> String {
     let steps = series.iter().map(|it| it.rows.len()).max().unwrap_or(0).clamp(1, MOST_STEPS);
     let values =
@@ -81,7 +80,6 @@ impl Chart {
         self.top + TALL
     }
 
-    /// Returns the width of a step.
     fn step(&self) -> f64 {
         (WIDTH - LEFT - RIGHT) / self.steps as f64
     }

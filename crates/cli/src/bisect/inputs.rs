@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use anyhow::{Context, Result};
 use meshloom::hlo::{DType, Literal, TensorType, number_bytes};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
 
-use super::BisectError;
-use crate::next_bits;
+use meshloom_train::next_bits;
 
 /// How inputs are drawn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
-    /// The seed.
     pub seed: u64,
     /// Floating-point numbers are from the first to the second, integers from 0 to 7.
     pub range: (f64, f64),
@@ -110,38 +111,19 @@ pub fn write_safetensors(values: &[(String, Literal)]) -> Vec<u8> {
     [&length[..], text.as_bytes()].into_iter().chain(parts).flatten().copied().collect()
 }
 
-/// Named values of a safetensors file.
-///
-/// # Errors
-/// The file is not a safetensors file, or it has a type that is not known here.
-pub fn read_safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Literal>, BisectError> {
-    let wrong = |reason: &str| BisectError::Inputs { reason: reason.to_owned() };
-    let (length, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| wrong("it is too short for safetensors"))?;
-    let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-    let (header, data) = rest.split_at_checked(length).ok_or_else(|| wrong("its header is cut off"))?;
-    let header: Map<String, Value> =
-        serde_json::from_slice(header).map_err(|error| wrong(&format!("its header is no JSON: {error}")))?;
-    let types = header.get("__metadata__").and_then(Value::as_object).cloned().unwrap_or_default();
-    let mut found = BTreeMap::new();
-    for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-        let numbers = |value: Option<&Value>| -> Option<Vec<usize>> {
-            let numbers = value?.as_array()?.iter();
-            numbers.map(|number| usize::try_from(number.as_u64()?).ok()).collect()
-        };
-        let stored = entry.get("dtype").and_then(Value::as_str).unwrap_or_default();
-        let stated = types.get(name).and_then(Value::as_str).and_then(DType::from_name);
+const NOT_READ: &str = "the inputs cannot be read";
+
+pub fn read_safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Literal>> {
+    let (_, header) = SafeTensors::read_metadata(bytes).context(NOT_READ)?;
+    let types = header.metadata().clone().unwrap_or_default();
+    let value = |(name, view): (String, TensorView<'_>)| {
+        let stored = view.dtype().to_string();
+        let stated = types.get(&name).and_then(|dtype| DType::from_name(dtype));
         let dtype = stated.or_else(|| DType::ALL.into_iter().rev().find(|&dtype| stored_name(dtype) == stored));
-        let dtype =
-            dtype.ok_or_else(|| wrong(&format!("{name:?} has the type {stored:?}, which is not known here")))?;
-        let dims = numbers(entry.get("shape")).ok_or_else(|| wrong(&format!("{name:?} has no shape")))?;
-        let offsets = numbers(entry.get("data_offsets")).unwrap_or_default();
-        let part = match offsets[..] {
-            [start, end] => data.get(start..end),
-            _ => None,
-        };
-        let part = part.ok_or_else(|| wrong(&format!("{name:?} lies outside of the file")))?;
-        let literal = Literal::from_bytes(TensorType::new(dtype, &dims), part.to_vec());
-        found.insert(name.clone(), literal.map_err(|error| wrong(&format!("{name:?}: {error}")))?);
-    }
-    Ok(found)
+        let unknown = || format!("{NOT_READ}: {name:?} has the type {stored:?}, which is not known here");
+        let ty = TensorType::new(dtype.with_context(unknown)?, view.shape());
+        let literal = Literal::from_bytes(ty, view.data().to_vec());
+        Ok((name.clone(), literal.with_context(|| format!("{NOT_READ}: {name:?}"))?))
+    };
+    SafeTensors::deserialize(bytes).context(NOT_READ)?.tensors().into_iter().map(value).collect()
 }

@@ -1,23 +1,32 @@
 //! The search: one thing is changed after another, and the effect is judged.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
 
+use anyhow::{Result, bail};
+use meshloom::compile::Pass;
+use meshloom::hlo::Literal;
 use meshloom::hlo::mesh::Mesh;
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::DebugValue;
 
-use super::inputs::Inputs;
+use super::Bisect;
+use super::inputs::{Draw, Inputs};
 use super::program::Program;
-use super::runner::{Candidate, DebugOptions, Done, Outcome, Runner};
+use super::report::{Case, Culprit, Dimension, Effect, Report, Shrinking, Tried};
+use super::runner::{Beside, Candidate, DebugOptions, Outcome, Runner};
 use super::subject::{Form, Subject, axes_text, pass_names};
 use super::suspects::{DISABLED_PASSES, FLAGS, XLA_PASSES};
-use super::symptom::{difference, not_finite, too_much_memory};
-use super::{BisectError, Culprit, Dimension, Effect, Kind, Options, Report, Symptom, Tried};
+use super::symptom::{Kind, Symptom, difference, not_finite, too_much_memory};
 
-/// A search in progress.
 pub(super) struct Search<'a> {
     pub(super) subject: &'a Subject,
-    pub(super) options: &'a Options<'a>,
+    pub(super) arguments: &'a Bisect,
+    /// Inputs by the names of the parameters.
+    given: BTreeMap<String, Literal>,
+    /// Passes behind meshloom's, which may be at fault too.
+    pub(super) further: &'a [Pass],
     pub(super) progress: &'a mut dyn FnMut(&str),
     pub(super) runner: Runner,
     /// The setting that shows the symptom, as simple as it is so far.
@@ -38,7 +47,6 @@ pub(super) struct Search<'a> {
     always_out: Vec<String>,
 }
 
-/// The form, options and plugin of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
     pub(super) form: Form,
@@ -46,7 +54,6 @@ pub(super) struct Setting {
     pub(super) plugin: Candidate,
 }
 
-/// The result of a try.
 #[derive(Clone, Debug)]
 pub(super) enum Judged {
     Shows(Symptom),
@@ -57,32 +64,32 @@ pub(super) enum Judged {
 impl<'a> Search<'a> {
     pub(super) fn new(
         subject: &'a Subject,
-        options: &'a Options<'a>,
+        arguments: &'a Bisect,
+        given: BTreeMap<String, Literal>,
+        further: &'a [Pass],
+        worker: Option<PathBuf>,
         progress: &'a mut dyn FnMut(&str),
-    ) -> Result<Search<'a>, BisectError> {
-        let plugin = Candidate::chosen(options.plugin.as_deref())?;
+    ) -> Result<Search<'a>> {
+        let plugin = Candidate::chosen(arguments.plugin.as_deref())?;
         let form = Form::default();
         let config = subject.config(&form)?;
         let of_config = config.iter().flat_map(|config| config.target.compiler_options.clone());
-        let given: Vec<String> = xla_flags(&std::env::var("XLA_FLAGS").unwrap_or_default())
-            .chain(of_config)
-            .chain(options.compiler_options.clone())
-            .collect();
-        let parsed = given.iter().map(|option| match option.split_once('=') {
+        let flags = std::env::var("XLA_FLAGS").unwrap_or_default();
+        let options = xla_flags(&flags).chain(of_config).chain(arguments.option.clone());
+        let parsed = options.map(|option| match option.split_once('=') {
             Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), DebugValue::parse(value))),
-            _ => Err(BisectError::Unsupported {
-                reason: format!(
-                    "{option:?} is no setting of XLA's: expected name=value, as in xla_cpu_enable_fast_math=true"
-                ),
-            }),
+            _ => bail!("{option:?} is no setting of XLA's: expected name=value, as in xla_cpu_enable_fast_math=true"),
         });
-        let debug_options = parsed.collect::<Result<DebugOptions, _>>()?;
-        let inputs = Inputs { draw: options.draw.clone(), given: options.inputs.clone() };
-        let mut runner = Runner::new(inputs, options.time_limit, options.worker.clone());
-        runner.compile_only = options.kinds == [Kind::Memory];
+        let debug_options = parsed.collect::<Result<DebugOptions>>()?;
+        let draw = Draw { seed: arguments.seed, range: arguments.range, special: arguments.special };
+        let time_limit = Duration::from_secs_f64(arguments.time_limit);
+        let mut runner = Runner::new(Inputs { draw, given: given.clone() }, time_limit, worker);
+        runner.compile_only = arguments.symptom == [Kind::Memory];
         Ok(Search {
             subject,
-            options,
+            arguments,
+            given,
+            further,
             progress,
             runner,
             setting: Setting { form, options: debug_options, plugin },
@@ -97,7 +104,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    pub(super) fn run(mut self) -> Result<Report, BisectError> {
+    pub(super) fn run(mut self) -> Result<Report> {
         (self.progress)("the program as it is given");
         self.find_quiet()?;
         let first = self.judge(&self.setting.clone())?;
@@ -117,10 +124,10 @@ impl<'a> Search<'a> {
                 self.tried.push(Tried { dimension: Dimension::AsGiven, change, effect });
                 return Ok(self.report(None, None));
             }
-            Judged::Impossible(reason) => return Err(BisectError::Refused { reason }),
+            Judged::Impossible(reason) => bail!("the program cannot be run: {reason}"),
         }
         let is_config = matches!(self.subject, Subject::Config { .. });
-        let only = &self.options.only;
+        let only = &self.arguments.only;
         for dimension in Dimension::ALL.into_iter().filter(|it| only.is_empty() || only.contains(it)) {
             match dimension {
                 Dimension::AsGiven => {}
@@ -139,14 +146,14 @@ impl<'a> Search<'a> {
         Ok(self.report(Some(case), shrinking))
     }
 
-    fn report(mut self, case: Option<super::Case>, shrinking: Option<super::Shrinking>) -> Report {
+    fn report(mut self, case: Option<Case>, shrinking: Option<Shrinking>) -> Report {
         self.culprits.sort_by_key(|culprit| rank(culprit.dimension));
         let setting = &self.setting;
         Report {
             symptom: self.symptom,
             culprits: self.culprits,
             overrides: setting.form.overrides(),
-            options: setting.options.iter().map(|(name, value)| format!("{name}={}", text_of(value))).collect(),
+            options: setting.options.iter().map(|(name, value)| format!("{name}={value}")).collect(),
             plugin: setting.plugin.name.clone(),
             tried: self.tried,
             shrinking,
@@ -156,8 +163,8 @@ impl<'a> Search<'a> {
     }
 
     /// Runs a setting, and says whether the symptom shows that is looked for.
-    pub(super) fn judge(&mut self, setting: &Setting) -> Result<Judged, BisectError> {
-        let program = match self.subject.suspect(&setting.form, self.options.further) {
+    pub(super) fn judge(&mut self, setting: &Setting) -> Result<Judged> {
+        let program = match self.subject.suspect(&setting.form, self.further) {
             Ok(program) => program,
             Err(error) => return Ok(Judged::Impossible(error.to_string())),
         };
@@ -165,26 +172,62 @@ impl<'a> Search<'a> {
             Ok(ports) => ports,
             Err(error) => return Ok(Judged::Impossible(error.to_string())),
         };
-        let mut values = self.subject.values(&setting.form, &ports, self.options.draw.seed)?;
-        values.extend(self.options.inputs.clone());
+        let mut values = self.subject.values(&setting.form, &ports, self.arguments.seed)?;
+        values.extend(self.given.clone());
         self.runner.inputs.given = values;
-        let outcome = self.runner.run(&program, &setting.options, &setting.plugin)?;
-        let symptom = match self.symptom_of(&program, &outcome)? {
-            Err(reason) => return Ok(Judged::Impossible(reason)),
-            Ok(Some(symptom)) => Some(symptom),
-            Ok(None) => match (outcome, self.looks_for(Kind::Differs)) {
-                (Outcome::Done(done), true) => match self.against_reference(setting, &program, &done)? {
-                    Err(reason) => return Ok(Judged::Impossible(reason)),
-                    Ok(symptom) => symptom,
-                },
-                _ => None,
-            },
+        self.look(setting, &program, None)
+    }
+
+    /// Whether a program shows the symptom, where results are compared beside another run: by default the setting's own
+    /// reference.
+    pub(super) fn look(&mut self, setting: &Setting, program: &Program, beside: Option<&Beside>) -> Result<Judged> {
+        let outcome = self.runner.run(program, &setting.options, &setting.plugin)?;
+        let done = match (self.symptom_of(program, &outcome)?, outcome) {
+            (Err(reason), _) => return Ok(Judged::Impossible(reason)),
+            (Ok(None), Outcome::Done(done)) if self.looks_for(Kind::Differs) => done,
+            (Ok(symptom), _) => return Ok(self.compared(symptom)),
         };
-        Ok(self.compared(symptom))
+        let beside = match beside.map_or_else(|| self.reference(setting), |beside| Ok(beside.clone())) {
+            Ok(beside) => beside,
+            Err(error) => return Ok(Judged::Impossible(format!("the reference cannot be made: {error}"))),
+        };
+        let (reference, options) = match &beside {
+            Beside::Settings(options) => (program, options),
+            Beside::Module(reference, options) => (&**reference, options),
+        };
+        let outcome = self.runner.run(reference, options, &setting.plugin)?;
+        let Outcome::Done(expected) = outcome else {
+            return Ok(Judged::Impossible(format!("the reference cannot be run: {}", outcome_text(&outcome))));
+        };
+        if expected.outputs.len() != done.outputs.len() {
+            let (found, expected) = (counted(done.outputs.len(), "output"), expected.outputs.len());
+            return Ok(Judged::Impossible(format!("it has {found}, and its reference {expected}")));
+        }
+        Ok(self.compared(difference(&done.outputs, &expected.outputs, self.arguments.tolerance)))
+    }
+
+    /// The run that a setting's program is compared with.
+    pub(super) fn reference(&mut self, setting: &Setting) -> Result<Beside> {
+        let key = setting.form.overrides();
+        let reference = match self.references.get(&key) {
+            Some(reference) => reference.clone(),
+            None => {
+                let reference = self.subject.reference(&setting.form)?;
+                self.references.entry(key).or_insert(reference).clone()
+            }
+        };
+        Ok(match reference {
+            None => Beside::Settings(self.quiet.clone()),
+            Some(program) => {
+                let is_config = matches!(self.subject, Subject::Config { .. });
+                let options = if is_config { DebugOptions::new() } else { setting.options.clone() };
+                Beside::Module(Box::new(program), options)
+            }
+        })
     }
 
     /// A symptom, if it is the one that showed first.
-    pub(super) fn compared(&self, symptom: Option<Symptom>) -> Judged {
+    fn compared(&self, symptom: Option<Symptom>) -> Judged {
         match (symptom, &self.symptom) {
             (None, _) => Judged::Gone,
             (Some(symptom), Some(first)) if !symptom.is_like(first) => {
@@ -198,16 +241,12 @@ impl<'a> Search<'a> {
     fn looks_for(&self, kind: Kind) -> bool {
         match &self.symptom {
             Some(symptom) => symptom.kind() == kind,
-            None => self.options.kinds.is_empty() || self.options.kinds.contains(&kind),
+            None => self.arguments.symptom.is_empty() || self.arguments.symptom.contains(&kind),
         }
     }
 
     /// Returns the symptom that a run shows by itself, or the reason why it cannot be judged.
-    pub(super) fn symptom_of(
-        &mut self,
-        program: &Program,
-        outcome: &Outcome,
-    ) -> Result<Result<Option<Symptom>, String>, BisectError> {
+    fn symptom_of(&mut self, program: &Program, outcome: &Outcome) -> Result<Result<Option<Symptom>, String>> {
         Ok(Ok(match outcome {
             Outcome::Refused(reason) => return Ok(Err(reason.clone())),
             Outcome::Died { signal, said } => {
@@ -218,14 +257,14 @@ impl<'a> Search<'a> {
                 Some(symptom)
             }
             Outcome::TimedOut => {
-                let symptom = Symptom::Hang { seconds: self.options.time_limit.as_secs_f64() };
+                let symptom = Symptom::Hang { seconds: self.arguments.time_limit };
                 if !self.looks_for(Kind::Hang) {
                     return Ok(Err(symptom.to_string()));
                 }
                 Some(symptom)
             }
             Outcome::Done(done) => {
-                let memory = too_much_memory(done.memory, self.options.memory_limit);
+                let memory = too_much_memory(done.memory, self.arguments.max_memory);
                 let memory = memory.filter(|_| self.looks_for(Kind::Memory));
                 let looks = memory.is_none() && self.looks_for(Kind::NotFinite);
                 match not_finite(&done.outputs).filter(|_| looks) {
@@ -236,45 +275,14 @@ impl<'a> Search<'a> {
         }))
     }
 
-    fn has_finite_inputs(&self, program: &Program) -> Result<bool, BisectError> {
+    fn has_finite_inputs(&self, program: &Program) -> Result<bool> {
         let arguments = self.runner.arguments(program)?;
         let literals: Vec<_> = arguments.into_iter().map(|(_, literal, _)| literal).collect();
         Ok(not_finite(&literals).is_none())
     }
 
-    /// Compares what a setting's program gave with its reference.
-    fn against_reference(
-        &mut self,
-        setting: &Setting,
-        program: &Program,
-        done: &Done,
-    ) -> Result<Result<Option<Symptom>, String>, BisectError> {
-        let key = setting.form.overrides();
-        let reference = match self.references.get(&key) {
-            Some(reference) => reference.clone(),
-            None => match self.subject.reference(&setting.form) {
-                Ok(reference) => self.references.entry(key).or_insert(reference).clone(),
-                Err(error) => return Ok(Err(format!("the reference cannot be made: {error}"))),
-            },
-        };
-        let (reference, options) = match reference {
-            Some(reference) if matches!(self.subject, Subject::Config { .. }) => (reference, DebugOptions::new()),
-            Some(reference) => (reference, setting.options.clone()),
-            None => (program.clone(), self.quiet.clone()),
-        };
-        let outcome = self.runner.run(&reference, &options, &setting.plugin)?;
-        let Outcome::Done(expected) = outcome else {
-            return Ok(Err(format!("the reference cannot be run: {}", outcome_text(&outcome))));
-        };
-        if expected.outputs.len() != done.outputs.len() {
-            let (found, expected) = (done.outputs.len(), expected.outputs.len());
-            return Ok(Err(format!("it has {}, and its reference {expected}", counted(found, "output"))));
-        }
-        Ok(Ok(difference(&done.outputs, &expected.outputs, self.options.tolerance)))
-    }
-
     /// The least that a module's own reference may do: the settings with most switched off in which it runs.
-    fn find_quiet(&mut self) -> Result<(), BisectError> {
+    fn find_quiet(&mut self) -> Result<()> {
         let Subject::Module(..) = self.subject else { return Ok(()) };
         let program = self.subject.suspect(&self.setting.form, &[])?;
         let level = || ("xla_backend_optimization_level".to_owned(), DebugValue::Int(0));
@@ -299,7 +307,7 @@ impl<'a> Search<'a> {
     }
 
     /// Tries a change, and notes what came of it.
-    fn change(&mut self, dimension: Dimension, change: String, setting: &Setting) -> Result<Effect, BisectError> {
+    fn change(&mut self, dimension: Dimension, change: String, setting: &Setting) -> Result<Effect> {
         (self.progress)(&format!("{}: {change}", dimension.name()));
         let effect = match self.judge(setting)? {
             Judged::Shows(_) => Effect::Shows,
@@ -311,7 +319,7 @@ impl<'a> Search<'a> {
     }
 
     /// Tries a change, and keeps it if the symptom shows all the same.
-    fn simplify(&mut self, dimension: Dimension, change: String, setting: Setting) -> Result<Effect, BisectError> {
+    fn simplify(&mut self, dimension: Dimension, change: String, setting: Setting) -> Result<Effect> {
         let effect = self.change(dimension, change, &setting)?;
         if effect == Effect::Shows {
             self.setting = setting;
@@ -324,10 +332,9 @@ impl<'a> Search<'a> {
     }
 
     /// Fewer layers, shorter sequences, smaller batches.
-    fn change_sizes(&mut self) -> Result<(), BisectError> {
-        /// Tries of each.
+    fn change_sizes(&mut self) -> Result<()> {
         const MOST: usize = 3;
-        let sizes = |config: &crate::config::RunConfig| {
+        let sizes = |config: &meshloom_train::config::RunConfig| {
             [
                 ("model.layers", config.model.layers),
                 ("model.seq", config.model.seq),
@@ -341,7 +348,7 @@ impl<'a> Search<'a> {
             for smaller in smaller {
                 let form = self.setting.form.with(key, smaller);
                 // A size that does not fit the mesh or the pipeline cannot be tried.
-                if self.subject.config(&form).is_err() || self.subject.suspect(&form, self.options.further).is_err() {
+                if self.subject.config(&form).is_err() || self.subject.suspect(&form, self.further).is_err() {
                     continue;
                 }
                 let setting = Setting { form, ..self.setting.clone() };
@@ -356,9 +363,9 @@ impl<'a> Search<'a> {
     }
 
     /// Axes of one device, the whole mesh first.
-    fn change_mesh(&mut self) -> Result<(), BisectError> {
+    fn change_mesh(&mut self) -> Result<()> {
         let Some(config) = self.subject.config(&self.setting.form)? else { return Ok(()) };
-        let mesh = config.mesh().map_err(crate::Error::from)?;
+        let mesh = config.mesh()?;
         let whole = mesh.device_count();
         if whole == 1 {
             return Ok(());
@@ -380,7 +387,7 @@ impl<'a> Search<'a> {
         let names: Vec<String> = mesh.axis_names().map(str::to_owned).collect();
         for name in names {
             let Some(config) = self.subject.config(&self.setting.form)? else { return Ok(()) };
-            let mesh = config.mesh().map_err(crate::Error::from)?;
+            let mesh = config.mesh()?;
             let size = |of: &str| mesh.axis(of).map_or(1, |axis| mesh.size(axis));
             for smaller in [1, 2].into_iter().filter(|smaller| *smaller < size(&name)) {
                 let form = with(&self.setting.form, &mesh, &|of| if of == name { smaller } else { size(of) });
@@ -394,13 +401,12 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Each of the user's settings of XLA's.
-    fn drop_options(&mut self) -> Result<(), BisectError> {
+    fn drop_options(&mut self) -> Result<()> {
         let names: Vec<String> = self.setting.options.keys().cloned().collect();
         for name in names {
             let mut setting = self.setting.clone();
             let Some(value) = setting.options.remove(&name) else { continue };
-            let option = format!("{name}={}", text_of(&value));
+            let option = format!("{name}={value}");
             let removing = setting.options.clone();
             if self.simplify(Dimension::Option, format!("without {option}"), setting)? == Effect::Gone {
                 self.removing.get_or_insert(removing);
@@ -411,9 +417,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// meshloom's passes.
-    fn leave_out_passes(&mut self) -> Result<(), BisectError> {
-        let all = pass_names(self.options.further);
+    fn leave_out_passes(&mut self) -> Result<()> {
+        let all = pass_names(self.further);
         let found = self.narrow(&all, &mut |search, passes| {
             let setting = Setting { form: search.setting.form.without(passes), ..search.setting.clone() };
             search.change(Dimension::Pass, without_text(passes, "of meshloom's passes"), &setting)
@@ -429,10 +434,9 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Changes the partitioner of the program.
-    fn change_mode(&mut self) -> Result<(), BisectError> {
+    fn change_mode(&mut self) -> Result<()> {
         let Some(config) = self.subject.config(&self.setting.form)? else { return Ok(()) };
-        if config.mesh().map_err(crate::Error::from)?.device_count() == 1 {
+        if config.mesh()?.device_count() == 1 {
             return Ok(());
         }
         let current = config.partition.mode.name();
@@ -447,8 +451,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// XLA's passes.
-    fn leave_out_xla_passes(&mut self) -> Result<(), BisectError> {
+    fn leave_out_xla_passes(&mut self) -> Result<()> {
         let settings = |search: &Search<'_>, passes: &[&'static str]| {
             let mut options = search.setting.options.clone();
             let given = match options.get(DISABLED_PASSES) {
@@ -477,7 +480,7 @@ impl<'a> Search<'a> {
     }
 
     /// XLA's other settings, at the values at which they do least.
-    fn change_flags(&mut self) -> Result<(), BisectError> {
+    fn change_flags(&mut self) -> Result<()> {
         let mut names: Vec<&'static str> = FLAGS.iter().map(|flag| flag.name).collect();
         names.retain(|name| !self.setting.options.contains_key(*name));
         let with = |search: &Search<'_>, names: &[&'static str]| {
@@ -508,8 +511,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The other plugins that are here.
-    fn change_plugin(&mut self) -> Result<(), BisectError> {
+    fn change_plugin(&mut self) -> Result<()> {
         let others: Vec<Candidate> = Candidate::installed();
         let others = others.into_iter().filter(|it| it.path != self.setting.plugin.path);
         let mut gone = Vec::new();
@@ -530,7 +532,7 @@ impl<'a> Search<'a> {
 
     /// The fewest of some things without which the symptom is gone, if it is gone without all of them; and others that
     /// remove it by themselves. By halves, then one by one.
-    fn narrow(&mut self, all: &[&'static str], test: &mut Test<'_, 'a>) -> Result<Vec<Vec<&'static str>>, BisectError> {
+    fn narrow(&mut self, all: &[&'static str], test: &mut Test<'_, 'a>) -> Result<Vec<Vec<&'static str>>> {
         let mut found = Vec::new();
         if all.is_empty() {
             return Ok(found);
@@ -556,7 +558,7 @@ impl<'a> Search<'a> {
         all: &[&'static str],
         test: &mut Test<'_, 'a>,
         found: &mut Vec<Vec<&'static str>>,
-    ) -> Result<(), BisectError> {
+    ) -> Result<()> {
         /// More are not asked for: what removes the symptom in so many ways is sensitive to everything.
         const MOST: usize = 3;
         if all.len() == 1 || found.len() >= MOST {
@@ -591,7 +593,7 @@ impl<'a> Search<'a> {
 }
 
 /// Whether the symptom is gone without some things.
-type Test<'t, 'a> = dyn FnMut(&mut Search<'a>, &[&'static str]) -> Result<Effect, BisectError> + 't;
+type Test<'t, 'a> = dyn FnMut(&mut Search<'a>, &[&'static str]) -> Result<Effect> + 't;
 
 /// Returns the place of a dimension in the order of relevance.
 fn rank(dimension: Dimension) -> usize {
@@ -620,17 +622,7 @@ fn flags_text(names: &[&str]) -> String {
     }
 }
 
-/// A setting's value as it is written.
-pub(super) fn text_of(value: &DebugValue) -> String {
-    match value {
-        DebugValue::Text(text) => text.clone(),
-        DebugValue::Bool(value) => value.to_string(),
-        DebugValue::Int(value) => value.to_string(),
-        DebugValue::Float(value) => value.to_string(),
-    }
-}
-
-pub(super) fn outcome_text(outcome: &Outcome) -> String {
+fn outcome_text(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Done(_) => "it ends well".to_owned(),
         Outcome::Died { signal, said } => Symptom::Crash { signal: *signal, said: said.clone() }.to_string(),

@@ -5,19 +5,24 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use meshloom::hlo::{ApiVersion, Literal};
-use meshloom::pjrt::ahead_of_time::{self, Execution, Settings, WorkerFailure};
-use meshloom::pjrt::{
-    CompileOptions, DebugValue, FindOptions, MemoryStats, PjrtError, Plugin, ShardLayout, Topology, Wheel,
-};
+use anyhow::{Result, bail};
+use meshloom::hlo::Literal;
+use meshloom::pjrt::ahead_of_time::{self, Executed, Execution, Settings, WorkerFailure};
+use meshloom::pjrt::{CompileOptions, DebugValue, FindOptions, PjrtError, Plugin, ShardLayout, Topology, Wheel};
 use prost::Message;
 
-use super::BisectError;
 use super::inputs::Inputs;
 use super::program::Program;
 
 /// XLA's settings by name.
 pub(super) type DebugOptions = BTreeMap<String, DebugValue>;
+
+/// The run beside a suspect: the same program with other settings, or another program.
+#[derive(Clone, Debug)]
+pub(super) enum Beside {
+    Settings(DebugOptions),
+    Module(Box<Program>, DebugOptions),
+}
 
 /// A plugin that programs are tried on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +34,7 @@ pub(super) struct Candidate {
 
 impl Candidate {
     /// The plugin that the user means by the name of a wheel or a path; else the one that is found first.
-    pub(super) fn chosen(plugin: Option<&str>) -> Result<Candidate, BisectError> {
+    pub(super) fn chosen(plugin: Option<&str>) -> Result<Candidate> {
         let Some(name) = plugin else {
             let path = Plugin::locate("cpu", &FindOptions::default())?;
             let known = Candidate::installed().into_iter().find(|it| it.path == path);
@@ -52,25 +57,16 @@ impl Candidate {
     }
 }
 
-/// The outcome of a try.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
-    /// The program ended well.
-    Done(Done),
-    /// A signal ended the process.
-    Died { signal: i32, said: Option<String> },
-    /// The program was not done in time.
+    Done(Executed),
+    Died {
+        signal: i32,
+        said: Option<String>,
+    },
     TimedOut,
     /// The program could not be run as asked.
     Refused(String),
-}
-
-/// The results of a program.
-#[derive(Clone, Debug)]
-pub(super) struct Done {
-    pub(super) outputs: Vec<Literal>,
-    pub(super) memory: Option<MemoryStats>,
-    pub(super) api_version: ApiVersion,
 }
 
 /// Runs programs, each combination of program, settings and plugin once.
@@ -89,20 +85,14 @@ impl Runner {
         Runner { inputs, time_limit, worker, compile_only: false, tries: 0, known: HashMap::new() }
     }
 
-    /// Each parameter's name and value.
-    pub(super) fn arguments(&self, program: &Program) -> Result<Vec<(String, Literal, ShardLayout)>, BisectError> {
+    pub(super) fn arguments(&self, program: &Program) -> Result<Vec<(String, Literal, ShardLayout)>> {
         let ports = program.inputs()?;
         Ok(ports.into_iter().map(|it| (it.name.clone(), self.inputs.value(&it.name, &it.ty), it.layout)).collect())
     }
 
     /// # Errors
     /// No child process can be started. An error of the program is an outcome instead.
-    pub(super) fn run(
-        &mut self,
-        program: &Program,
-        options: &DebugOptions,
-        plugin: &Candidate,
-    ) -> Result<Outcome, BisectError> {
+    pub(super) fn run(&mut self, program: &Program, options: &DebugOptions, plugin: &Candidate) -> Result<Outcome> {
         let module = program.module.encode_to_vec();
         let arguments = match self.arguments(program) {
             Ok(arguments) => arguments,
@@ -130,7 +120,7 @@ impl Runner {
         arguments: &[(String, Literal, ShardLayout)],
         options: &DebugOptions,
         plugin: &Candidate,
-    ) -> Result<Outcome, BisectError> {
+    ) -> Result<Outcome> {
         let outputs = match program.outputs() {
             Ok(outputs) => outputs,
             Err(error) => return Ok(Outcome::Refused(error.to_string())),
@@ -159,10 +149,7 @@ impl Runner {
         let topology = Topology::parse(&format!("cpu:{}", program.device_count()))?;
         self.tries += 1;
         let failure = match ahead_of_time::execute(&topology, &execution, &settings) {
-            Ok(done) => {
-                let (outputs, memory, api_version) = (done.outputs, done.memory, done.api_version);
-                return Ok(Outcome::Done(Done { outputs, memory, api_version }));
-            }
+            Ok(done) => return Ok(Outcome::Done(done)),
             Err(PjrtError::Worker { failure, .. }) => failure,
             Err(error) => return Ok(Outcome::Refused(error.to_string())),
         };
@@ -174,7 +161,7 @@ impl Runner {
                 // A library that ends the process by itself: as bad as a signal.
                 Outcome::Died { signal: status.unwrap_or(0), said: log.fatal }
             }
-            failure => return Err(BisectError::Worker { failure: Box::new(failure) }),
+            failure => bail!("a child process cannot be used: {failure}"),
         })
     }
 }

@@ -6,27 +6,20 @@ use meshloom::hlo::{DType, Literal};
 use meshloom::pjrt::MemoryStats;
 use serde::Serialize;
 
-/// A kind of symptom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The process ends by a signal.
     Crash,
-    /// The program is not done within the time limit.
     Hang,
-    /// The program needs more memory than a bound.
     Memory,
     /// NaN or an infinity comes out, though only finite numbers go in.
     NotFinite,
-    /// Results differ from those of a reference.
     Differs,
 }
 
 impl Kind {
-    /// Every kind, in the order in which they are looked for.
     pub const ALL: [Kind; 5] = [Kind::Crash, Kind::Hang, Kind::Memory, Kind::NotFinite, Kind::Differs];
 
-    /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Crash => "crash",
@@ -38,57 +31,40 @@ impl Kind {
     }
 }
 
-/// A symptom that was seen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Symptom {
-    /// The process ended.
     Crash {
-        /// The signal that ended it.
         signal: i32,
         /// The plugin's last words: a check that failed, or nothing.
         said: Option<String>,
     },
-    /// The program was not done in time.
     Hang {
-        /// The time limit.
         seconds: f64,
     },
-    /// The program needs too much memory.
     Memory {
-        /// The memory that the program needs on a device.
         bytes: u64,
-        /// The bound.
         limit: u64,
     },
-    /// NaN or an infinity came out.
     NotFinite {
         /// The first output that has one.
         output: usize,
-        /// The number of its elements that are not finite.
         count: usize,
-        /// The number of all its elements.
         of: usize,
     },
-    /// An output differs from the reference's.
     Differs {
         /// The output that differs most.
         output: usize,
         /// The element that differs most, in row-major order.
         element: usize,
-        /// The value of the element.
         found: f64,
-        /// The value that it should have.
         expected: f64,
-        /// The number of the output's elements that differ.
         count: usize,
-        /// The number of all its elements.
         of: usize,
     },
 }
 
 impl Symptom {
-    /// Its kind.
     pub fn kind(&self) -> Kind {
         match self {
             Symptom::Crash { .. } => Kind::Crash,
@@ -207,7 +183,6 @@ pub fn difference(found: &[Literal], expected: &[Literal], tolerance: f64) -> Op
     worst.map(|(_, symptom)| symptom)
 }
 
-/// Memory above a bound.
 pub(super) fn too_much_memory(memory: Option<MemoryStats>, limit: Option<u64>) -> Option<Symptom> {
     let bytes = u64::try_from(memory?.total()).unwrap_or(0);
     let limit = limit?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, bail};
 use meshloom::analysis::Devices;
 use meshloom::compile::{LOCAL_PASSES, Lowered, PASSES, Pass};
 use meshloom::emit::ProgramForm;
@@ -11,17 +12,14 @@ use meshloom::hlo::{DType, Literal, PlatformKind};
 use meshloom::pjrt::Platform;
 use meshloom::trace::Tree;
 
-use super::BisectError;
 use super::program::{Port, Program};
-use crate::config::RunConfig;
-use crate::run::Calls;
+use meshloom_train::config::RunConfig;
+use meshloom_train::run::Calls;
 
-/// The subject of a search.
 #[derive(Clone, Debug)]
 pub enum Subject {
     /// A run config: its train step on its mesh, against the same step on one device without any pass of meshloom's.
     Config {
-        /// The file's text.
         text: String,
         /// The name of the file in messages.
         name: String,
@@ -75,21 +73,22 @@ pub(super) fn pass_names(further: &[Pass]) -> Vec<&'static str> {
 
 impl Subject {
     /// Returns the run config in a form; `None` for a module.
-    pub(super) fn config(&self, form: &Form) -> Result<Option<RunConfig>, BisectError> {
+    pub(super) fn config(&self, form: &Form) -> Result<Option<RunConfig>> {
         let Subject::Config { text, name, set } = self else { return Ok(None) };
         let set = [set.clone(), form.overrides()].concat();
-        let config = RunConfig::from_toml_with(text, name, &set).map_err(crate::Error::from)?;
+        let config = RunConfig::from_toml_with(text, name, &set)?;
         let config = config.on_stated_devices()?;
         if config.platform_kind()? != PlatformKind::Cpu || !config.target.topology.is_empty() {
-            let reason = "programs are tried on virtual devices of the CPU; add --set target.platform=cpu --set \
-                          'target.topology=\"\"'";
-            return Err(BisectError::Unsupported { reason: reason.to_owned() });
+            bail!(
+                "programs are tried on virtual devices of the CPU; add --set target.platform=cpu --set \
+                 'target.topology=\"\"'"
+            );
         }
         Ok(Some(config))
     }
 
     /// The program that may be at fault.
-    pub(super) fn suspect(&self, form: &Form, further: &[Pass]) -> Result<Program, BisectError> {
+    pub(super) fn suspect(&self, form: &Form, further: &[Pass]) -> Result<Program> {
         match self {
             Subject::Config { .. } => self.lowered(form, further),
             Subject::Module(module, devices) => Ok(of_module(module, devices)),
@@ -98,14 +97,12 @@ impl Subject {
     }
 
     /// Returns another program that should give the same results; `None` if it is the same one with other settings.
-    pub(super) fn reference(&self, form: &Form) -> Result<Option<Program>, BisectError> {
+    pub(super) fn reference(&self, form: &Form) -> Result<Option<Program>> {
         match self {
             Subject::Config { .. } => {
                 let mut form = form.without(&pass_names(&[]));
-                if let Some(mesh) =
-                    self.config(&form)?.map(|config| config.mesh()).transpose().map_err(crate::Error::from)?
-                {
-                    form = form.with("mesh.axes", one_device(&mesh)).with("target.devices", 1);
+                if let Some(mesh) = self.config(&form)?.map(|config| config.mesh()).transpose()? {
+                    form = form.with("mesh.axes", axes_text(&mesh, |_| 1)).with("target.devices", 1);
                     form = form.with("partition.mode", "explicit");
                 }
                 let program = self.lowered(&form, &[])?;
@@ -116,11 +113,8 @@ impl Subject {
         }
     }
 
-    /// The train step of the config, lowered.
-    fn lowered(&self, form: &Form, further: &[Pass]) -> Result<Program, BisectError> {
-        let Some(config) = self.config(form)? else {
-            return Err(BisectError::Unsupported { reason: "only a run config is lowered".to_owned() });
-        };
+    fn lowered(&self, form: &Form, further: &[Pass]) -> Result<Program> {
+        let Some(config) = self.config(form)? else { bail!("only a run config is lowered") };
         let platform = Platform::of_any_plugin(PlatformKind::Cpu);
         let known = pass_names(further);
         let without: Vec<&str> = form.without.iter().copied().filter(|name| known.contains(name)).collect();
@@ -130,16 +124,11 @@ impl Subject {
 
     /// Returns the values of a config's train step: its state before the first step, and a batch. Values that are
     /// missing are drawn.
-    pub(super) fn values(
-        &self,
-        form: &Form,
-        ports: &[Port],
-        seed: u64,
-    ) -> Result<BTreeMap<String, Literal>, BisectError> {
+    pub(super) fn values(&self, form: &Form, ports: &[Port], seed: u64) -> Result<BTreeMap<String, Literal>> {
         let Some(config) = self.config(form)? else { return Ok(BTreeMap::new()) };
         let mut values = BTreeMap::new();
         if config.diloco.is_none() {
-            let state = config.train_step().map_err(crate::Error::from)?.initialize(seed)?;
+            let state = config.train_step()?.initialize(seed)?;
             values.extend(ports.iter().map(|port| port.name.clone()).zip(state.leaves()));
         }
         for port in ports {
@@ -172,15 +161,13 @@ fn of_module(module: &HloModuleProto, devices: &Devices) -> Program {
     Program::of_module(module.clone(), (count(devices.replicas), count(devices.partitions)))
 }
 
-fn of_lowered(lowered: &Lowered) -> Result<Program, BisectError> {
+fn of_lowered(lowered: &Lowered) -> Result<Program> {
     if lowered.module.takes_place || lowered.form == ProgramForm::Local {
-        let reason =
-            "a program in the shapes of one device cannot be tried; leave --set kernels.experts out".to_owned();
-        return Err(BisectError::Unsupported { reason });
+        bail!("a program in the shapes of one device cannot be tried; leave --set kernels.experts out");
     }
-    let module = lowered.module.decode().map_err(meshloom::Error::from).map_err(crate::Error::from)?;
+    let module = lowered.module.decode()?;
     let partitions = lowered.mesh().map_or(1, Mesh::device_count);
-    let ports = lowered.port_specs().map_err(crate::Error::from)?;
+    let ports = lowered.port_specs()?;
     Ok(Program {
         shardy: lowered.needs_shardy(),
         ports: Some(ports),
@@ -189,12 +176,6 @@ fn of_lowered(lowered: &Lowered) -> Result<Program, BisectError> {
     })
 }
 
-/// The axes of a mesh with one device each.
-pub(super) fn one_device(mesh: &Mesh) -> String {
-    axes_text(mesh, |_| 1)
-}
-
-/// The axes of a mesh with other sizes.
 pub(super) fn axes_text(mesh: &Mesh, size: impl Fn(&str) -> usize) -> String {
     mesh.axis_names().map(|name| format!("{name}={}", size(name))).collect::<Vec<_>>().join(",")
 }

@@ -2,15 +2,14 @@
 
 use std::ops::Range;
 
+use anyhow::{Result, anyhow};
 use meshloom::analysis::shrink::tensor_type;
 use meshloom::hlo::TensorType;
+use meshloom::hlo::device_groups::transposed_iota;
 use meshloom::hlo::proto::op_sharding::Type;
 use meshloom::hlo::proto::{HloComputationProto, HloModuleProto, OpSharding, PrimitiveType, ShapeProto};
 use meshloom::pjrt::{ArraySpec, ShardLayout};
 
-use super::BisectError;
-
-/// A program, and how many devices it is for.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
     pub(super) module: HloModuleProto,
@@ -24,7 +23,6 @@ pub(super) struct Program {
     pub(super) joins_outputs: bool,
 }
 
-/// A parameter of the program.
 pub(super) struct Port {
     pub(super) name: String,
     pub(super) ty: TensorType,
@@ -41,7 +39,6 @@ impl Program {
         self.replicas.saturating_mul(self.partitions)
     }
 
-    /// The same devices with another module.
     pub(super) fn with_module(&self, module: HloModuleProto) -> Program {
         Program { module, ports: None, ..self.clone() }
     }
@@ -57,8 +54,8 @@ impl Program {
     }
 
     /// The parameters, in order.
-    pub(super) fn inputs(&self) -> Result<Vec<Port>, BisectError> {
-        let entry = self.entry().ok_or_else(|| unsupported("the module has no entry computation".to_owned()))?;
+    pub(super) fn inputs(&self) -> Result<Vec<Port>> {
+        let entry = self.entry().ok_or_else(|| anyhow!("the module has no entry computation"))?;
         let mut parameters: Vec<_> = entry.instructions.iter().filter(|it| it.opcode == "parameter").collect();
         parameters.sort_by_key(|it| it.parameter_number);
         let port = |(index, it): (usize, &&meshloom::hlo::proto::HloInstructionProto)| {
@@ -68,11 +65,11 @@ impl Program {
             let shape = it.shape.clone().unwrap_or_default();
             let ty = tensor_type(&shape).ok_or_else(|| {
                 let what = if shape.element_type == i32::from(PrimitiveType::Tuple) { "a tuple" } else { "of a type" };
-                unsupported(format!(
+                anyhow!(
                     "parameter {index}, %{}, is {what} that cannot be given from here; inputs are arrays of pred, \
                      integers and floating-point numbers of 4 to 64 bits",
                     it.name
-                ))
+                )
             })?;
             let layout = self.layout(it.sharding.as_deref(), &ty, &format!("parameter {index}, %{}", it.name))?;
             Ok(Port { name: it.name.clone(), ty, layout })
@@ -81,16 +78,16 @@ impl Program {
     }
 
     /// Where whole outputs lie, if they are put together.
-    pub(super) fn outputs(&self) -> Result<Option<Vec<ArraySpec>>, BisectError> {
+    pub(super) fn outputs(&self) -> Result<Option<Vec<ArraySpec>>> {
         if !self.joins_outputs || self.device_count() == 1 {
             return Ok(None);
         }
         if let Some((_, outputs)) = &self.ports {
             return Ok(Some(outputs.clone()));
         }
-        let entry = self.entry().ok_or_else(|| unsupported("the module has no entry computation".to_owned()))?;
+        let entry = self.entry().ok_or_else(|| anyhow!("the module has no entry computation"))?;
         let root = entry.instructions.iter().find(|it| it.id == entry.root_id);
-        let root = root.ok_or_else(|| unsupported("the entry computation has no root".to_owned()))?;
+        let root = root.ok_or_else(|| anyhow!("the entry computation has no root"))?;
         let shape = root.shape.clone().unwrap_or_default();
         let is_tuple = shape.element_type == i32::from(PrimitiveType::Tuple);
         let shapes: Vec<ShapeProto> = if is_tuple { shape.tuple_shapes } else { vec![shape] };
@@ -100,20 +97,20 @@ impl Program {
         };
         let spec = |(index, shape): (usize, &ShapeProto)| {
             let what = format!("output {index}");
-            let ty = tensor_type(shape).ok_or_else(|| unsupported(format!("{what} is no array")))?;
+            let ty = tensor_type(shape).ok_or_else(|| anyhow!("{what} is no array"))?;
             let layout = self.layout(sharding(index), &ty, &what)?;
             Ok(ArraySpec { ty, layout })
         };
-        shapes.iter().enumerate().map(spec).collect::<Result<_, _>>().map(Some)
+        shapes.iter().enumerate().map(spec).collect::<Result<_>>().map(Some)
     }
 
     /// Where the parts of a value lie. Without a sharding every device is given the whole.
-    fn layout(&self, sharding: Option<&OpSharding>, ty: &TensorType, what: &str) -> Result<ShardLayout, BisectError> {
+    fn layout(&self, sharding: Option<&OpSharding>, ty: &TensorType, what: &str) -> Result<ShardLayout> {
         let count = self.device_count();
         let Some(sharding) = sharding.filter(|_| self.partitions > 1) else {
             return Ok(ShardLayout::replicated(&ty.dims, count));
         };
-        let unknown = || unsupported(format!("the sharding of {what} is in a form that is not read here"));
+        let unknown = || anyhow!("the sharding of {what} is in a form that is not read here");
         let parts = parts_of(sharding, &ty.dims, self.partitions).ok_or_else(unknown)?;
         let (padded, boxes) = parts;
         let boxes = (0..count).filter_map(|device| boxes.get(device % self.partitions).cloned()).collect();
@@ -127,10 +124,6 @@ fn needs_shardy(module: &HloModuleProto) -> bool {
     let attributes = instructions().filter_map(|it| it.frontend_attributes.as_ref()).chain(&module.frontend_attributes);
     let is_shardy = attributes.flat_map(|it| it.map.keys()).any(|key| key.starts_with("xla.sdy."));
     is_shardy || instructions().all(|it| it.sharding.is_none())
-}
-
-fn unsupported(reason: String) -> BisectError {
-    BisectError::Unsupported { reason }
 }
 
 /// Padded dimensions, and the part of each device.
@@ -147,16 +140,19 @@ pub fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<P
         Type::Other => {}
         _ => return None,
     }
-    let tiles: Vec<usize> = sizes(&sharding.tile_assignment_dimensions)?;
-    let tile_count: usize = tiles.iter().product();
-    let devices: Vec<usize> = if sharding.iota_reshape_dims.is_empty() {
-        sizes(&sharding.tile_assignment_devices)?
+    let numbers =
+        |numbers: &[i64]| numbers.iter().map(|&number| usize::try_from(number).ok()).collect::<Option<Vec<_>>>();
+    let tiles = numbers(&sharding.tile_assignment_dimensions)?;
+    let devices = if sharding.iota_reshape_dims.is_empty() {
+        numbers(&sharding.tile_assignment_devices)?
     } else {
-        let perm =
-            sharding.iota_transpose_perm.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<_>>()?;
-        iota(&sizes(&sharding.iota_reshape_dims)?, &perm)?
+        let dims =
+            sharding.iota_reshape_dims.iter().map(|&size| u64::try_from(size).ok()).collect::<Option<Vec<_>>>()?;
+        let order =
+            sharding.iota_transpose_perm.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<Vec<_>>>()?;
+        transposed_iota(&dims, &order)?.into_iter().map(|device| device as usize).collect()
     };
-    if devices.len() != tile_count || tile_count != count || tiles.len() < dims.len() {
+    if devices.len() != count || tiles.iter().product::<usize>() != count || tiles.len() < dims.len() {
         return None;
     }
     let part = |dim: usize| dims[dim].div_ceil(tiles[dim].max(1));
@@ -172,22 +168,4 @@ pub fn parts_of(sharding: &OpSharding, dims: &[usize], count: usize) -> Option<P
             (0..dims.len()).map(|dim| places[dim] * part(dim)..(places[dim] + 1) * part(dim)).collect();
     }
     Some((padded, parts))
-}
-
-fn sizes(numbers: &[i64]) -> Option<Vec<usize>> {
-    numbers.iter().map(|&number| usize::try_from(number).ok()).collect()
-}
-
-/// 0, 1, 2, ... in these dimensions, transposed, row by row.
-fn iota(dims: &[usize], perm: &Vec<usize>) -> Option<Vec<usize>> {
-    if perm.len() != dims.len() || perm.iter().any(|&axis| axis >= dims.len()) {
-        return None;
-    }
-    let stride = |axis: usize| dims[axis + 1..].iter().product::<usize>();
-    let mut numbers = vec![0];
-    for &axis in perm {
-        let step = stride(axis);
-        numbers = numbers.iter().flat_map(|&number| (0..dims[axis]).map(move |index| number + index * step)).collect();
-    }
-    Some(numbers)
 }
