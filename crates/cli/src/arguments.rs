@@ -131,8 +131,8 @@ pub struct Train {
     pub sample: Option<usize>,
     /// Searches the plan with the shortest estimated step first, and takes it in place of the config's: mesh, pipeline,
     /// accumulation, rematerialization. docs/plan.md explains the search
-    #[arg(long, value_enum)]
-    pub plan: Option<PlanChoice>,
+    #[arg(long, value_parser = ["auto"])]
+    pub plan: Option<String>,
     /// With --plan: a TOML file that describes the devices. By default they are those that are here; of CPUs no rates are published, and `cargo bench --bench estimate -- --write FILE` measures them
     #[arg(long, value_name = "FILE", requires = "plan")]
     pub hardware: Option<PathBuf>,
@@ -168,24 +168,10 @@ pub struct Train {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub grace: Option<u64>,
     /// Whose notices end the run as SIGTERM does: those of Google's metadata server, of maintenance and preemption
-    #[arg(long, value_enum, value_name = "WHOSE")]
-    pub notices: Option<Notices>,
+    #[arg(long, value_parser = ["google"], value_name = "WHOSE")]
+    pub notices: Option<String>,
     #[command(flatten)]
     pub processes: ProcessFlags,
-}
-
-/// The source of notices that a machine is about to be stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Notices {
-    /// The metadata server of Google's Compute Engine
-    Google,
-}
-
-/// Where the plan of a run comes from, if not from the config.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PlanChoice {
-    /// The best one that a search finds
-    Auto,
 }
 
 fn parse_steps(text: &str) -> Result<u64, String> {
@@ -363,25 +349,14 @@ pub struct Export {
     #[arg(value_name = "MODEL_DIR")]
     pub model: PathBuf,
     /// Element type of all tensors; without it, as they were published
-    #[arg(long, value_enum, value_name = "DTYPE")]
-    pub dtype: Option<ExportDtype>,
+    #[arg(long, value_parser = ["f32", "bf16", "f16"], value_name = "DTYPE")]
+    pub dtype: Option<String>,
     /// The most bytes of tensors in a file
     #[arg(long, value_name = "BYTES", default_value_t = ExportOptions::default().max_shard_bytes)]
     pub max_shard_bytes: u64,
     /// Overrides one key of the config in the checkpoint; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
-}
-
-/// The element types of exported tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ExportDtype {
-    /// 32 bits
-    F32,
-    /// bfloat16
-    Bf16,
-    /// IEEE half precision
-    F16,
 }
 
 /// Writes the logits of a model for given tokens, to be compared with those of another program

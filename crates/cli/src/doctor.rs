@@ -9,7 +9,8 @@ use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{
     CudaDevice, CudaDriver, FindOptions, FoundLibrary, Plugin, Topology, WHEELS, Wheel, libraries_of, plugin_variable,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use hlo_dump::configs::ahead::{download, settings};
 use hlo_dump::output::{self, BAD, BOLD, GOOD, line, paint, plural};
@@ -56,16 +57,15 @@ struct Nvidia {
     /// The reason why there is no driver, or none that works.
     driver_problem: Option<String>,
     /// The libraries that the plugin opens, if there is a plugin.
-    libraries: Vec<Library>,
+    #[serde(serialize_with = "as_rows")]
+    libraries: Vec<FoundLibrary>,
 }
 
-#[derive(Serialize)]
-struct Library {
-    name: &'static str,
-    soname: &'static str,
-    package: &'static str,
-    path: Option<String>,
-    problem: Option<String>,
+fn as_rows<S: Serializer>(libraries: &[FoundLibrary], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(libraries.iter().map(|it| {
+        let (path, problem) = (it.path(), it.problem());
+        json!({ "name": it.name, "soname": it.soname, "package": it.package, "path": path, "problem": problem })
+    }))
 }
 
 impl Nvidia {
@@ -74,14 +74,7 @@ impl Nvidia {
             Ok(driver) => (Some(driver), None),
             Err(reason) => (None, Some(reason)),
         };
-        let library = |found: FoundLibrary| Library {
-            name: found.name,
-            soname: found.soname,
-            package: found.package,
-            path: found.path().map(|path| path.display().to_string()),
-            problem: found.problem().map(str::to_owned),
-        };
-        let libraries = plugin.map(libraries_of).unwrap_or_default().into_iter().map(library).collect();
+        let libraries = plugin.map(libraries_of).unwrap_or_default();
         Nvidia { driver, driver_problem, libraries }
     }
 
@@ -96,7 +89,7 @@ impl Nvidia {
                 |(number, device): (usize, &CudaDevice)| format!("GPU {number}: {}, {}", device.name, memory(device));
             lines.extend(devices.iter().enumerate().map(device));
         }
-        let (found, missing): (Vec<_>, Vec<_>) = libraries.iter().partition(|library| library.path.is_some());
+        let (found, missing): (Vec<_>, Vec<_>) = libraries.iter().partition(|library| library.path().is_some());
         if !found.is_empty() {
             lines.push(format!("libraries: {}", found.iter().map(|it| it.name).collect::<Vec<_>>().join(", ")));
         }

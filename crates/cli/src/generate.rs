@@ -15,7 +15,6 @@ use meshloom_train::tokenizer::Tokenizer;
 
 use crate::arguments::Generate;
 
-/// Texts that are continued together.
 pub struct Texts<'a> {
     pub prompts: &'a [String],
     /// The first has this seed, each other the next.
@@ -28,7 +27,6 @@ pub struct Texts<'a> {
 }
 
 impl Texts<'_> {
-    /// The tokens of the prompts.
     pub fn requests(&self, tokenizer: &Tokenizer) -> Result<Vec<Request>> {
         let seeds = (0..).map(|number: u64| self.seed.wrapping_add(number));
         let request = |(prompt, seed): (&String, u64)| {
@@ -41,7 +39,6 @@ impl Texts<'_> {
         self.prompts.iter().zip(seeds).map(request).collect()
     }
 
-    /// Returns the room that a generator needs for these requests.
     pub fn room(&self, requests: &[Request]) -> GeneratorOptions {
         let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(1);
         GeneratorOptions::new(requests.len(), longest.saturating_add(self.options.length))
@@ -124,7 +121,6 @@ pub fn run(arguments: &Generate) -> Result<()> {
     Ok(())
 }
 
-/// Describes the bytes that a step reads, next to the sizes of the parameters and the cache.
 fn described(cost: &StepCost) -> String {
     let mib = |bytes: f64| format!("{:.1} MiB", bytes / f64::from(1 << 20));
     format!(

@@ -5,7 +5,7 @@ use meshloom::hlo::message::counted;
 use meshloom::ir::DType;
 use meshloom_train::published::{self, ExportOptions, Exported, Imported, StoredModel};
 
-use crate::arguments::{Export, ExportDtype, Import};
+use crate::arguments::{Export, Import};
 
 pub fn import(arguments: &Import) -> Result<()> {
     let Imported { folder, parameters, skipped } =
@@ -20,11 +20,7 @@ pub fn import(arguments: &Import) -> Result<()> {
 
 pub fn export(arguments: &Export) -> Result<()> {
     let model = StoredModel::open(&arguments.checkpoint, &arguments.set)?;
-    let dtype = arguments.dtype.map(|dtype| match dtype {
-        ExportDtype::F32 => DType::F32,
-        ExportDtype::Bf16 => DType::BF16,
-        ExportDtype::F16 => DType::F16,
-    });
+    let dtype = arguments.dtype.as_deref().and_then(DType::from_name);
     let options = ExportOptions { dtype, max_shard_bytes: arguments.max_shard_bytes };
     let Exported { tensors, bytes } = published::export(&model, &arguments.model, options)?;
     println!("{} of {bytes} bytes in {}", counted(tensors, "tensor"), arguments.model.display());

@@ -14,6 +14,7 @@ pub use crate::bisect::program::parts_of;
 pub use crate::bisect::report::{Dimension, Report};
 pub use crate::bisect::search::xla_flags;
 pub use crate::bisect::symptom::{Kind, Symptom, difference, not_finite};
+pub use crate::progress::lines as progress_lines;
 
 /// Runs `meshloom bisect` with these words, and passes that may be at fault behind meshloom's.
 ///

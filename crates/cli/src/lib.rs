@@ -93,7 +93,7 @@ pub fn run_until(
     start: Start,
 ) -> Result<(), Failure> {
     let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-    let arguments = match hlo_dump::parse::<Arguments>(words.clone(), |name| COMMON.contains(&name)) {
+    let arguments = match parse(words.clone()) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => return Err(Failure::Usage(Box::new(error))),
         // The command line asks for help, or for the version.
@@ -125,6 +125,10 @@ pub fn run_until(
 /// The commands that print an answer.
 const COMMON: [&str; 4] = ["plan", "compile", "bisect", "doctor"];
 
+fn parse(words: Vec<OsString>) -> Result<Arguments, clap::Error> {
+    hlo_dump::parse(words, |name| COMMON.contains(&name))
+}
+
 /// Runs a command that prints its answer, or its error.
 fn printed(common: &hlo_dump::arguments::Common, command: impl FnOnce(bool) -> Result<Outcome>) -> Result<(), Failure> {
     match hlo_dump::execute(common, command) {
@@ -136,11 +140,10 @@ fn printed(common: &hlo_dump::arguments::Common, command: impl FnOnce(bool) -> R
 /// Runs a command line without the program's name as [`hlo_dump::run`] does: what `plan`, `compile`, `bisect` and
 /// `doctor` print goes into memory.
 pub fn run_in_memory<A: Into<OsString>>(words: impl IntoIterator<Item = A>, caller: Caller) -> Ran {
-    let words = std::iter::once("meshloom".into()).chain(words.into_iter().map(Into::into));
-    hlo_dump::within(caller, || match run(words, ELSEWHERE) {
-        Ok(()) => 0,
-        Err(Failure::Usage(error)) => hlo_dump::print_usage(&error),
-        Err(failure) => failure.exit_code(),
+    let words: Vec<OsString> = std::iter::once("meshloom".into()).chain(words.into_iter().map(Into::into)).collect();
+    hlo_dump::within(caller, || match parse(words.clone()) {
+        Ok(_) => run(words, ELSEWHERE).map_or_else(|failure| failure.exit_code(), |()| 0),
+        Err(error) => hlo_dump::print_usage(&error),
     })
 }
 

@@ -24,7 +24,6 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Opens the outputs of a run that begins, or that goes on from a checkpoint.
     pub fn open(
         arguments: &Train,
         config: &RunConfig,
@@ -90,7 +89,6 @@ impl Outputs {
         Ok(())
     }
 
-    /// Whether something is saved after so many steps.
     pub fn saves_after(&self, done: u64, steps: u64) -> bool {
         done == steps || self.checkpointer.as_ref().is_some_and(|each| each.is_due(done))
     }

@@ -40,30 +40,36 @@ impl Progress {
     }
 
     pub fn update(&mut self, metrics: &StepMetrics) {
-        /// How many plain lines a run of many steps gets.
-        const PLAIN_LINES: u64 = 20;
-        let smoothed =
-            self.step_seconds.map_or(metrics.step_seconds, |seconds| 0.8 * seconds + 0.2 * metrics.step_seconds);
-        self.step_seconds = Some(smoothed);
-        let left = self.steps.saturating_sub(metrics.step) as f64 * smoothed;
-        let message = format!(
-            "loss {:.4}  grad norm {:.3}  {} tokens/s  ETA {}",
-            metrics.loss,
-            metrics.grad_norm,
-            thousands(metrics.tokens_per_second),
-            clock(left),
-        );
-        let every = self.steps.div_ceil(PLAIN_LINES).max(1);
+        let message = self.message(metrics);
         match &self.out {
             Out::Bar(bar) => {
                 bar.set_position(metrics.step);
                 bar.set_message(message);
             }
-            Out::Plain if metrics.step <= 1 || metrics.step == self.steps || metrics.step.is_multiple_of(every) => {
-                say(&format!("step {}/{}  {message}", metrics.step, self.steps));
-            }
-            Out::Plain | Out::Hidden => {}
+            Out::Plain => self.plain(metrics.step, &message).iter().for_each(|line| say(line)),
+            Out::Hidden => {}
         }
+    }
+
+    fn message(&mut self, metrics: &StepMetrics) -> String {
+        let smoothed =
+            self.step_seconds.map_or(metrics.step_seconds, |seconds| 0.8 * seconds + 0.2 * metrics.step_seconds);
+        self.step_seconds = Some(smoothed);
+        let left = self.steps.saturating_sub(metrics.step) as f64 * smoothed;
+        format!(
+            "loss {:.4}  grad norm {:.3}  {} tokens/s  ETA {}",
+            metrics.loss,
+            metrics.grad_norm,
+            thousands(metrics.tokens_per_second),
+            clock(left),
+        )
+    }
+
+    fn plain(&self, step: u64, message: &str) -> Option<String> {
+        /// How many plain lines a run of many steps gets.
+        const LINES: u64 = 20;
+        let is_shown = step <= 1 || step == self.steps || step.is_multiple_of(self.steps.div_ceil(LINES).max(1));
+        is_shown.then(|| format!("step {step}/{}  {message}", self.steps))
     }
 
     /// A line above the progress line.
@@ -81,6 +87,16 @@ impl Progress {
             bar.abandon();
         }
     }
+}
+
+/// The plain lines of a run.
+pub fn lines(steps: u64, metrics: impl Iterator<Item = StepMetrics>) -> Vec<String> {
+    let mut progress = Progress { steps, step_seconds: None, out: Out::Plain };
+    let mut line = |metrics: StepMetrics| {
+        let message = progress.message(&metrics);
+        progress.plain(metrics.step, &message)
+    };
+    metrics.filter_map(|metrics| line(metrics)).collect()
 }
 
 /// Prints a line. A closed standard error does not end a run.

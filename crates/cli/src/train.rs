@@ -7,7 +7,7 @@ use meshloom::pjrt::Topology;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom_train::config::RunConfig;
 
-use crate::arguments::{PlanChoice, Train};
+use crate::arguments::Train;
 use crate::processes::Start;
 use crate::training_run::train;
 use crate::{Interrupts, train_plan};
@@ -26,7 +26,7 @@ pub fn run(arguments: &Train, words: &[OsString], start: Start, interrupts: &Int
         config.check_runnable()?;
     }
     let (config, opened) = match arguments.plan {
-        Some(PlanChoice::Auto) => train_plan::search_for(arguments, config)?,
+        Some(_) => train_plan::search_for(arguments, config)?,
         None => (config, None),
     };
     if arguments.debug_sharding {

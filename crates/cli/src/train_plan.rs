@@ -56,7 +56,6 @@ fn of_file(file: &Path, config: &RunConfig) -> Result<Searched> {
     Ok((of_hardware, hardware, None))
 }
 
-/// The devices that a run would be on.
 fn of_client(config: &RunConfig) -> Result<Searched> {
     let opened = match config.target.platform.kind() {
         Some(PlatformKind::Cpu) => None,
@@ -73,7 +72,6 @@ fn of_client(config: &RunConfig) -> Result<Searched> {
     Ok((on_hardware(config, &hardware), hardware, Some((client, notes))))
 }
 
-/// Prints the plan that was found, and the number of plans that were considered.
 fn say(searched: &Search, best: &Found, options: &SearchOptions, took: f64) {
     let Search { considered, lowered, ended_early, configured, .. } = searched;
     let devices = counted(options.hardware.device_count(), "device");

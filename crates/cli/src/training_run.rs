@@ -17,7 +17,7 @@ use meshloom_train::peers::{Peers, ReplicaLink};
 use meshloom_train::report::{MetricsWriter, StepMetrics, StepProfile, Summary, beside_entropy};
 use meshloom_train::{Devices, Error, NotFinite, Run, Text, Trainer};
 
-use crate::arguments::{Notices, PROMPT, TEMPERATURE, Train};
+use crate::arguments::{PROMPT, TEMPERATURE, Train};
 use crate::generate::Texts;
 use crate::interrupts::{ASKED_EVERY, Training, metadata_host};
 use crate::outputs::Outputs;
@@ -119,7 +119,6 @@ impl Member {
         Ok(devices)
     }
 
-    /// Makes a trainer, which begins with the other processes and replicas.
     fn trainer(&self, run: Run, text: Text, client: &Client, checkpoint: Option<&Checkpoint>) -> Result<Trainer> {
         let run = match &self.peers {
             Some(peers) => run.with_peers(peers.clone()),
@@ -198,7 +197,7 @@ impl<'a> TrainingRun<'a> {
         }
         load_parameters(arguments, &mut trainer)?;
         described(&config, &trainer).iter().for_each(|line| member.say(line));
-        if let Some(Notices::Google) = arguments.notices {
+        if arguments.notices.is_some() {
             interrupts.heed_google(&metadata_host(), ASKED_EVERY)?;
         }
         // Last, so that a run that does not begin leaves what an earlier one wrote.

@@ -111,7 +111,6 @@ fn one_computation(text: String, arguments: &Show) -> Result<String> {
         .ok_or_else(|| no_computation(name, blocks.iter().map(|block| called(block))))
 }
 
-/// Returns the error for a computation that does not exist.
 pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow::Error {
     const SHOWN: usize = 20;
     let names: Vec<String> = names.filter(|name| !name.is_empty() && name != "HloModule").collect();

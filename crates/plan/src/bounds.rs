@@ -12,24 +12,20 @@ use meshloom::transform::pipeline::{Schedule, WeightPlan};
 pub(super) struct Model {
     /// Operations of a step, of products alone, on all devices.
     pub(super) flops: f64,
-    /// Parameters.
     pub(super) parameters: f64,
     /// The parameters among these that only experts have.
     pub(super) of_experts: f64,
-    /// Bytes of a parameter.
     pub(super) parameter_bytes: f64,
     /// Bytes of the optimizer's state for each parameter.
     pub(super) moment_bytes: f64,
     /// Bytes of a number that is computed with.
     pub(super) compute_bytes: f64,
-    /// Tokens of a step.
     pub(super) tokens: f64,
     /// Width of the residual stream, and layers.
     pub(super) width: f64,
     pub(super) layers: f64,
     /// The values that the layers compute for a token in the width that `tensor` splits, over all layers.
     pub(super) kept: Kept,
-    /// The arithmetic of products.
     pub(super) arithmetic: Arithmetic,
 }
 
@@ -38,7 +34,6 @@ pub(super) struct Model {
 pub(super) struct Kept {
     /// Results of products with weights: queries, keys and values, and the two inner products of gated blocks.
     pub(super) of_products: f64,
-    /// Results of attention.
     pub(super) of_attention: f64,
 }
 

@@ -7,6 +7,7 @@ use meshloom::analysis::estimate::{Cache, Dimension, Hardware, Reached, Wire};
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::files;
 use meshloom::hlo::mesh::slice_shape;
+use meshloom::hlo::message::counted;
 use meshloom::pjrt::{DeviceDescription, Topology};
 use serde::{Deserialize, Serialize};
 
@@ -19,21 +20,17 @@ const MOST_DEVICES: usize = 1 << 20;
 /// An error in a file of hardware, and its place.
 #[derive(thiserror::Error)]
 pub enum HardwareError {
-    /// The file cannot be read.
-    #[error("cannot read the hardware {path:?}: {source}; give the path of a TOML file with its chips and dimensions")]
-    Read {
+    /// The file cannot be read or written.
+    #[error("cannot {action} the hardware {path:?}: {source}; give {advice}")]
+    Io {
+        /// `read` or `write`.
+        action: &'static str,
         /// The file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
-    },
-    /// The file cannot be written.
-    #[error("cannot write the hardware {path:?}: {source}; give a path that can be written")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
+        /// The file to give instead.
+        advice: &'static str,
     },
     /// The text is not TOML, or has other keys, or values of other types.
     #[error("{place}{message}")]
@@ -43,26 +40,12 @@ pub enum HardwareError {
         /// The parser's message.
         message: String,
     },
-    /// A key that is needed.
-    #[error("{origin}: there is no {key}: {reason}")]
-    Missing {
+    /// A key that is missing, or a value that is not possible.
+    #[error("{origin}: {reason}")]
+    Key {
         /// The file.
         origin: String,
-        /// The key.
-        key: &'static str,
-        /// The value to give.
-        reason: &'static str,
-    },
-    /// A value that is not possible.
-    #[error("{origin}: {key} is {value}: {reason}")]
-    Invalid {
-        /// The file.
-        origin: String,
-        /// The key, with the number of its dimension from 1.
-        key: String,
-        /// The value.
-        value: String,
-        /// The values that are possible.
+        /// The key, what is wrong with it, and the values that are possible.
         reason: String,
     },
     /// A number that TOML has no form for.
@@ -90,7 +73,13 @@ pub fn hardware(topology: &str) -> Result<Hardware, SearchError> {
 /// They are of no chip whose rates are published, or do not say how they are arranged.
 pub fn hardware_of_devices(devices: &[DeviceDescription]) -> Result<Hardware, SearchError> {
     let kind = devices.first().map_or("", |device| device.kind.as_str());
-    let unknown = || SearchError::Devices { kind: kind.to_owned(), count: devices.len() };
+    let unknown = || {
+        SearchError::NoPlan(format!(
+            "the rates and links of {} of kind \"{kind}\" are not known; describe them in a TOML file, as docs/plan.md \
+             says, and give it by --hardware FILE",
+            counted(devices.len(), "device")
+        ))
+    };
     let chip = Chip::of_kind(kind).ok_or_else(unknown)?;
     let slice = if chip.is_switched() {
         vec![devices.len()]
@@ -115,8 +104,11 @@ pub fn hardware_of_devices(devices: &[DeviceDescription]) -> Result<Hardware, Se
 /// The file cannot be read, or [its text](hardware_from_toml) is wrong.
 pub fn read_hardware(path: impl AsRef<Path>) -> Result<Hardware, HardwareError> {
     let path = path.as_ref();
-    let text = files::read_text(path, files::WRITTEN_BYTES)
-        .map_err(|source| HardwareError::Read { path: path.to_owned(), source })?;
+    let text = files::read_text(path, files::WRITTEN_BYTES).map_err(io(
+        "read",
+        path,
+        "the path of a TOML file with its chips and dimensions",
+    ))?;
     hardware_from_toml(&text, &path.display().to_string())
 }
 
@@ -127,7 +119,7 @@ pub fn read_hardware(path: impl AsRef<Path>) -> Result<Hardware, HardwareError> 
 pub fn write_hardware(path: impl AsRef<Path>, hardware: &Hardware) -> Result<(), HardwareError> {
     let path = path.as_ref();
     let text = hardware_to_toml(hardware)?;
-    std::fs::write(path, text).map_err(|source| HardwareError::Write { path: path.to_owned(), source })
+    std::fs::write(path, text).map_err(io("write", path, "a path that can be written"))
 }
 
 /// Reads hardware from text. `origin` is what messages call it.
@@ -143,12 +135,8 @@ pub fn hardware_from_toml(text: &str, origin: &str) -> Result<Hardware, Hardware
         message: error.message().to_owned(),
     })?;
     let name = written.chip.as_deref().unwrap_or("cpu");
-    let chip = Chip::parse(name).map_err(|error| HardwareError::Invalid {
-        origin: origin.to_owned(),
-        key: "chip".to_owned(),
-        value: format!("{name:?}"),
-        reason: error.to_string(),
-    })?;
+    let unknown = |error| wrong(origin, format!("chip is {name:?}: {error}"));
+    let chip = Chip::parse(name).map_err(unknown)?;
     let hardware = written.on(chip);
     check(&hardware, origin)?;
     Ok(hardware)
@@ -272,13 +260,8 @@ const SIZE: Bound = (1.0, MOST_DEVICES as f64, "it must be a whole number from 1
 /// Whether hardware is possible, and says all that an estimate needs.
 fn check(hardware: &Hardware, origin: &str) -> Result<(), HardwareError> {
     let Hardware { chip, dimensions, reached, launch, .. } = hardware;
-    let missing = |key, reason| HardwareError::Missing { origin: origin.to_owned(), key, reason };
-    let invalid = |key: String, value: String, reason: &str| HardwareError::Invalid {
-        origin: origin.to_owned(),
-        key,
-        value,
-        reason: reason.to_owned(),
-    };
+    let missing = |key: &str, reason: &str| wrong(origin, format!("there is no {key}: {reason}"));
+    let invalid = |key: String, value: String, reason: &str| wrong(origin, format!("{key} is {value}: {reason}"));
     let of_chip = [
         ("bf16_flops", chip.bf16_flops, AMOUNT),
         ("f32_flops", chip.f32_flops, AMOUNT),
@@ -337,6 +320,14 @@ fn check(hardware: &Hardware, origin: &str) -> Result<(), HardwareError> {
         return Err(invalid("the number of devices".to_owned(), sizes.join(" x "), &reason));
     }
     Ok(())
+}
+
+fn io(action: &'static str, path: &Path, advice: &'static str) -> impl FnOnce(std::io::Error) -> HardwareError {
+    move |source| HardwareError::Io { action, path: path.to_owned(), source, advice }
+}
+
+fn wrong(origin: &str, reason: String) -> HardwareError {
+    HardwareError::Key { origin: origin.to_owned(), reason }
 }
 
 /// A key of a dimension, whose number counts from 0.

@@ -134,35 +134,10 @@ pub enum SearchError {
     /// The hardware is not named as it must be.
     #[error(transparent)]
     Topology(#[from] meshloom::pjrt::PjrtError),
-    /// The rate at which the hardware multiplies numbers of the model's type is not known.
-    #[error(
-        "the rate at which {chip} multiplies {dtype} is not known; give {key} in a file of hardware, or set \
-         model.compute_dtype to a type whose rate is known"
-    )]
-    NoRate {
-        /// The chip.
-        chip: &'static str,
-        /// The element type.
-        dtype: DType,
-        /// The key of the rate.
-        key: &'static str,
-    },
-    /// The client's devices are not known.
-    #[error(
-        "the rates and links of {} of kind \"{kind}\" are not known; describe them in a TOML file, as docs/plan.md \
-         says, and give it by --hardware FILE",
-        counted(*count, "device")
-    )]
-    Devices {
-        /// The kind of the devices, as the plugin names it.
-        kind: String,
-        /// The number of devices.
-        count: usize,
-    },
     /// A plan was lowered, and cannot be estimated.
     #[error(transparent)]
     Estimate(#[from] EstimateError),
-    /// There is no plan, or none that is possible.
+    /// There is no plan, or none that is possible; or something is not known that plans need.
     #[error("{0}")]
     NoPlan(String),
 }
@@ -301,7 +276,6 @@ pub fn bounded(base: &RunConfig, hardware: &Hardware) -> Result<Vec<(Plan, Bound
     Ok(list(base, hardware)?.candidates)
 }
 
-/// The plans of a model, before anything is lowered.
 struct Listed {
     /// The config without what plans choose.
     base: RunConfig,
@@ -327,7 +301,11 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
             Arithmetic::F32 => "f32_flops",
             _ => "bf16_flops",
         };
-        return Err(SearchError::NoRate { chip: hardware.chip.name, dtype: decoder.compute_dtype, key });
+        return Err(SearchError::NoPlan(format!(
+            "the rate at which {} multiplies {} is not known; give {key} in a file of hardware, or set \
+             model.compute_dtype to a type whose rate is known",
+            hardware.chip.name, decoder.compute_dtype
+        )));
     }
     let bounds = |plan: Plan| {
         let bounds = model.bounds(&plan, hardware);
@@ -406,7 +384,6 @@ impl Search {
     }
 }
 
-/// A search that goes on, in several threads.
 struct Run<'a> {
     base: &'a RunConfig,
     hardware: &'a Hardware,

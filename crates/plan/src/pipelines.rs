@@ -26,7 +26,6 @@ pub(super) fn variants(config: &RunConfig) -> Result<Vec<(Variant, bool)>, Confi
     Ok(all.map(|it| (it == *own, it)).map(|(is_own, it)| (Variant::Pipeline(Box::new(it)), is_own)).collect())
 }
 
-/// The same pipeline with every plan for its weights.
 fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
     let with = |weights, keep_gathered| PipelineConfig { weights, keep_gathered, ..own.clone() };
     let keeps = |weights: WeightPlan| {

@@ -16,7 +16,6 @@ const AXES: [&str; 6] = ["stage", "replica", "fsdp", "expert", "context", "tenso
 /// are.
 pub(super) const WITHIN_ROWS: [&str; 3] = ["expert", "context", "tensor"];
 
-/// The most chunks of an interleaved pipeline.
 const MOST_CHUNKS: usize = 4;
 
 /// Values of a layer that `save` and `offload` keep.
@@ -44,7 +43,6 @@ fn texts(names: &[Name]) -> Vec<String> {
     names.iter().map(|name| name.text()).collect()
 }
 
-/// Returns the policies of recomputation in the backward pass.
 fn policies(offloads: bool) -> Vec<RematPolicy> {
     let mut all = vec![RematPolicy::None, RematPolicy::Dots, RematPolicy::Full];
     all.extend(LISTS.map(|(_, count)| RematPolicy::Save(names(count))));
@@ -132,7 +130,6 @@ impl Plan {
         if self.offloads() { MOST_RECOMPUTED } else { self.rank() }
     }
 
-    /// Whether it keeps values on the host.
     pub(super) fn offloads(&self) -> bool {
         matches!(self.remat, RematPolicy::Offload(_))
     }
@@ -204,11 +201,11 @@ impl Plan {
         };
         // A value that plans do not choose must be the default.
         let is_plain = |it: &PipelineConfig| {
-            let &PipelineConfig { microbatches, repeats, chunks, layers_per_stage, .. } = it;
-            let &PipelineConfig { weights, schedule, keep_gathered, .. } = it;
+            let &PipelineConfig { microbatches, repeats, chunks, layers_per_stage, weights, schedule, .. } = it;
             let chosen =
                 PipelineConfig { microbatches, repeats, chunks, layers_per_stage, ..PipelineConfig::default() };
-            *it == PipelineConfig { weights, schedule, keep_gathered, ..chosen } && config.train.microbatches == 1
+            let chosen = PipelineConfig { weights, schedule, keep_gathered: it.keep_gathered, ..chosen };
+            *it == chosen && config.train.microbatches == 1
         };
         let is_one = sizes.iter().product::<usize>() == mesh.device_count()
             && config.mesh.dcn.is_empty()
@@ -344,23 +341,17 @@ pub(super) type Split = ([usize; WITHIN_ROWS.len()], OfAxes, Residual);
 /// The facts about a model and its devices that limit the plans.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
-    /// Devices.
     pub(super) devices: usize,
     /// Devices that links join which are faster than the network: those of a host of GPUs, of a slice of TPUs.
     pub(super) near: usize,
-    /// Rows of a batch.
     pub(super) rows: usize,
     /// The number of parts that a layer cuts the rows into that it works on.
     pub(super) parts_of_rows: usize,
-    /// Tokens of a row.
     pub(super) length: usize,
-    /// Cycles of like layers.
     pub(super) cycles: usize,
-    /// Layers of a cycle.
     pub(super) cycle: usize,
     /// The number of heads of each kind of layer, of queries and of keys and values.
     pub(super) heads: Vec<[usize; 2]>,
-    /// Width of the residual stream.
     pub(super) width: usize,
     /// The number of routed experts in the layers that have some.
     pub(super) experts: Vec<usize>,
@@ -378,7 +369,6 @@ impl Shape {
     }
 }
 
-/// All plans that the shape allows.
 pub(super) fn plans(shape: &Shape) -> Vec<Plan> {
     let mut found = Vec::new();
     for sizes in factorizations(shape.devices) {
@@ -428,7 +418,6 @@ pub(super) fn schedules_of(parts: usize) -> &'static [Schedule] {
     }
 }
 
-/// The pipelines of so many stages.
 fn pipelines(shape: &Shape, stages: usize, rows_split: usize, remat: &RematPolicy) -> Vec<PipelineConfig> {
     let of_stage = shape.cycles / stages;
     let mut found = Vec::new();

@@ -24,12 +24,10 @@ fn recomputes_less(known: usize, rank: usize) -> bool {
 /// A relative that keeps less is taken to need more memory by at most so much.
 const LARGER: f64 = 0.9;
 
-/// The plans that are left.
 pub(super) struct Queue {
     candidates: Vec<(Plan, Bounds)>,
     /// Bits of seconds, which are in order as the seconds are; then those that do least.
     left: BinaryHeap<Reverse<(u64, usize, usize)>>,
-    /// Bytes that a device has.
     memory: u64,
     /// Whether smaller pieces can be faster than larger ones, so that relatives say nothing of time.
     favours_small: bool,
@@ -41,7 +39,6 @@ pub(super) struct Queue {
     works: HashMap<Split, Vec<Work>>,
 }
 
-/// The time of a plan that was lowered.
 struct Time {
     rank: usize,
     parts: usize,
@@ -62,7 +59,6 @@ struct Work {
     seconds: f64,
 }
 
-/// The memory of a plan that was lowered.
 struct Memory {
     rank: usize,
     parts: usize,
@@ -91,7 +87,6 @@ impl Queue {
         queue
     }
 
-    /// More plans.
     pub(super) fn extend(&mut self, candidates: impl IntoIterator<Item = (Plan, Bounds)>) {
         for (plan, bounds) in candidates {
             let entry = (bounds.seconds.to_bits(), plan.rank() + plan.parts(), self.candidates.len());

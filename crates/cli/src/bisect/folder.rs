@@ -19,7 +19,6 @@ use super::{Bisect, effect_text, kept};
 /// The script, before the settings of a case are written into it.
 const SCRIPT: &str = include_str!("reproduce.py");
 
-/// Checks that the folder can be made, and is empty.
 pub fn check(out: &Path) -> Result<()> {
     let named = || format!("--out {}", out.display());
     std::fs::create_dir_all(out).with_context(named)?;

@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 
 use meshloom_train::next_bits;
 
-/// How inputs are drawn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
     pub seed: u64,

@@ -70,12 +70,12 @@ pub struct Bisect {
     /// Looks for this symptom alone: crash, hang (not done within --time-limit), memory (more than --max-memory),
     /// not-finite (NaN or an infinity comes out of finite inputs), differs (from the reference's results). May be given
     /// more than once. By default it looks for all
-    #[arg(long, value_name = "SYMPTOM", value_parser = one_of(Kind::ALL, Kind::name), help_heading = "Symptom")]
+    #[arg(long, value_name = "SYMPTOM", value_parser = one_of(&Kind::ALL, Kind::name), help_heading = "Symptom")]
     pub symptom: Vec<Kind>,
     /// Changes this alone: size (layers, sequence and batch of a run config), mesh, option (XLA's settings that are
     /// given), pass (of meshloom's), partition-mode, xla-pass, xla-flag (XLA's other settings), plugin. May be given more
     /// than once. By default it changes all
-    #[arg(long, value_name = "WHAT", value_parser = one_of(Dimension::ALL, Dimension::name), help_heading = "Running")]
+    #[arg(long, value_name = "WHAT", value_parser = one_of(&Dimension::ALL[1..], Dimension::name), help_heading = "Running")]
     pub only: Vec<Dimension>,
     /// How much results may differ, as a part of the largest number of an output
     #[arg(long, value_name = "SHARE", default_value_t = 1e-3, help_heading = "Symptom")]
@@ -110,12 +110,12 @@ pub struct Bisect {
 }
 
 /// Reads one of these by its name, with dashes for spaces.
-fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
-    all: [T; N],
+fn one_of<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
     name: fn(T) -> &'static str,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
     move |text| {
-        let names = all.map(|it| name(it).to_lowercase().replace(' ', "-"));
+        let names: Vec<String> = all.iter().map(|it| name(*it).to_lowercase().replace(' ', "-")).collect();
         let found = names.iter().position(|name| name == text);
         found.map(|index| all[index]).ok_or_else(|| format!("it must be one of {}", names.join(", ")))
     }

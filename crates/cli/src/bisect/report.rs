@@ -8,46 +8,20 @@ use super::program::Program;
 use super::runner::{Beside, DebugOptions};
 use super::symptom::Symptom;
 
-/// The dimension along which a search changes a program or its compilation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Dimension {
-    AsGiven,
-    /// A key of the run config that says how large the program is.
-    Size,
-    Mesh,
-    /// XLA's settings that the user chose.
-    Option,
-    /// Passes of meshloom's.
-    Pass,
-    PartitionMode,
-    /// XLA's other settings.
-    XlaFlag,
-    /// Passes of XLA's.
-    XlaPass,
-    Plugin,
-}
-
-impl Dimension {
-    /// All dimensions that can be changed, in the order of the search.
-    pub const ALL: [Dimension; 8] = {
-        use Dimension::*;
-        [Size, Mesh, Option, Pass, PartitionMode, XlaPass, XlaFlag, Plugin]
-    };
-
-    /// Returns the name of the dimension in a table.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Dimension::AsGiven => "as given",
-            Dimension::Size => "size",
-            Dimension::Mesh => "mesh",
-            Dimension::Option => "option",
-            Dimension::Pass => "pass",
-            Dimension::PartitionMode => "partition mode",
-            Dimension::XlaFlag => "XLA flag",
-            Dimension::XlaPass => "XLA pass",
-            Dimension::Plugin => "plugin",
-        }
+meshloom::hlo::words! {
+    /// The dimension along which a search changes a program or its compilation, in the order of the search.
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Dimension {
+        AsGiven = "as given",
+        Size = "size",
+        Mesh = "mesh",
+        Option = "option",
+        Pass = "pass",
+        PartitionMode = "partition mode",
+        XlaPass = "XLA pass",
+        XlaFlag = "XLA flag",
+        Plugin = "plugin",
     }
 }
 
@@ -67,7 +41,6 @@ pub struct Tried {
     pub effect: Effect,
 }
 
-/// A change that removes the symptom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Culprit {
     pub dimension: Dimension,

@@ -108,24 +108,16 @@ impl<'a> Search<'a> {
         (self.progress)("the program as it is given");
         self.find_quiet()?;
         let first = self.judge(&self.setting.clone())?;
-        match first {
-            Judged::Shows(symptom) => {
-                self.tried.push(Tried {
-                    dimension: Dimension::AsGiven,
-                    change: symptom.to_string(),
-                    effect: Effect::Shows,
-                });
-                // Memory is known when a program is compiled.
-                self.runner.compile_only = symptom.kind() == Kind::Memory;
-                self.symptom = Some(symptom);
-            }
-            Judged::Gone => {
-                let (change, effect) = ("no symptom shows".to_owned(), Effect::Gone);
-                self.tried.push(Tried { dimension: Dimension::AsGiven, change, effect });
-                return Ok(self.report(None, None));
-            }
+        let (change, effect) = match &first {
+            Judged::Shows(symptom) => (symptom.to_string(), Effect::Shows),
+            Judged::Gone => ("no symptom shows".to_owned(), Effect::Gone),
             Judged::Impossible(reason) => bail!("the program cannot be run: {reason}"),
-        }
+        };
+        self.tried.push(Tried { dimension: Dimension::AsGiven, change, effect });
+        let Judged::Shows(symptom) = first else { return Ok(self.report(None, None)) };
+        // Memory is known when a program is compiled.
+        self.runner.compile_only = symptom.kind() == Kind::Memory;
+        self.symptom = Some(symptom);
         let is_config = matches!(self.subject, Subject::Config { .. });
         let only = &self.arguments.only;
         for dimension in Dimension::ALL.into_iter().filter(|it| only.is_empty() || only.contains(it)) {
@@ -267,18 +259,13 @@ impl<'a> Search<'a> {
                 let memory = too_much_memory(done.memory, self.arguments.max_memory);
                 let memory = memory.filter(|_| self.looks_for(Kind::Memory));
                 let looks = memory.is_none() && self.looks_for(Kind::NotFinite);
+                let mut arguments = self.runner.arguments(program)?.into_iter().map(|(_, literal, _)| literal);
                 match not_finite(&done.outputs).filter(|_| looks) {
-                    Some(found) if self.has_finite_inputs(program)? => Some(found),
+                    Some(found) if arguments.all(|it| not_finite(&[it]).is_none()) => Some(found),
                     _ => memory,
                 }
             }
         }))
-    }
-
-    fn has_finite_inputs(&self, program: &Program) -> Result<bool> {
-        let arguments = self.runner.arguments(program)?;
-        let literals: Vec<_> = arguments.into_iter().map(|(_, literal, _)| literal).collect();
-        Ok(not_finite(&literals).is_none())
     }
 
     /// The least that a module's own reference may do: the settings with most switched off in which it runs.

@@ -6,28 +6,14 @@ use meshloom::hlo::{DType, Literal};
 use meshloom::pjrt::MemoryStats;
 use serde::Serialize;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    Crash,
-    Hang,
-    Memory,
-    /// NaN or an infinity comes out, though only finite numbers go in.
-    NotFinite,
-    Differs,
-}
-
-impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Crash, Kind::Hang, Kind::Memory, Kind::NotFinite, Kind::Differs];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Crash => "crash",
-            Kind::Hang => "hang",
-            Kind::Memory => "memory",
-            Kind::NotFinite => "not-finite",
-            Kind::Differs => "differs",
-        }
+meshloom::hlo::words! {
+    /// The kinds of symptoms, in the order in which they are looked for.
+    pub enum Kind {
+        Crash = "crash",
+        Hang = "hang",
+        Memory = "memory",
+        NotFinite = "not-finite",
+        Differs = "differs",
     }
 }
 

@@ -8,7 +8,6 @@ use hlo_dump::collectives::{axes_of, axes_text, where_from};
 use hlo_dump::output::{self, DIM, line, paint};
 use hlo_dump::overlap::{by_exposed, share_text};
 
-/// Prints the collectives, the most exposed first, then the sums over axes, and the sum of all.
 pub fn print(found: &ModuleOverlap, limit: usize) {
     let mut transfers: Vec<&CollectiveOverlap> = found.transfers.iter().collect();
     transfers.sort_by(|a, b| by_exposed(a, b));

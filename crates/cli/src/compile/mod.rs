@@ -184,7 +184,6 @@ fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
     }
 }
 
-/// Prints our count and XLA's.
 fn print_cost(ours: &ModuleCost, theirs: Option<&CostAnalysis>) {
     let time = ours.roofline.as_ref().map(|roofline| output::seconds(roofline.overlapped_seconds));
     // Some plugins report a negative time, which means that they do not know it.

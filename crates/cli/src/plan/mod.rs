@@ -141,7 +141,6 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Reads the config, and settles the devices.
 fn planned(arguments: &Plan) -> Result<Planned> {
     let (text, name) = configs::text(&arguments.config)?;
     let mut config = RunConfig::from_toml_with(&text, &name, &arguments.set)?;

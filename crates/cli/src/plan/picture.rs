@@ -23,7 +23,6 @@ const FITS: &str = COLORS[0];
 const TOO_LARGE: &str = COLORS[3];
 const CONFIGURED: &str = COLORS[5];
 
-/// All plans that were lowered, and the plan of the config.
 pub struct Picture<'a> {
     pub title: String,
     pub searched: &'a Search,

@@ -110,7 +110,6 @@ impl Schedule {
         self.stages.min(MOST_ROWS)
     }
 
-    /// Returns the height of the row of a stage.
     fn tall(&self) -> f64 {
         // All columns of a pass have the same number of sides.
         let columns = self.passes.iter().filter_map(|pass| pass.columns.first());

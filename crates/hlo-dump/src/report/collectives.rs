@@ -83,7 +83,6 @@ impl Sum {
     }
 }
 
-/// Draws a bar for each combination of axes, and under it those of the kinds.
 fn bars(report: &Report, rows: &[Row<'_>]) -> Markup {
     let mut by_axes: IndexMap<&str, (Sum, IndexMap<&str, Sum>)> = IndexMap::new();
     for row in rows {

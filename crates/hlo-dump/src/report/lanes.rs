@@ -26,7 +26,6 @@ pub struct Span {
     pub idle: f64,
 }
 
-/// The activity of one part of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Lane {
     /// `compute`, or the axes along which it sends.

@@ -9,7 +9,6 @@ use meshloom_analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 use super::Report;
 use crate::markup::html::{Cell, section, table};
 
-/// A value that states its sharding.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Row {
     /// Its name in the program, or the path of an argument.

@@ -122,7 +122,6 @@ impl Chart {
         );
     }
 
-    /// Draws one bar for each step that sends anything, in the series' part of the step.
     fn bars(&self, svg: &mut String, series: &Series, (number, count): (usize, usize)) {
         let width = self.step() * 0.8 / count as f64;
         for (index, row) in series.rows.iter().enumerate().take(self.steps) {
@@ -141,7 +140,6 @@ impl Chart {
         }
     }
 
-    /// Draws the model of overlap, as a line of steps.
     fn spread(&self, svg: &mut String, series: &Series, number: usize) {
         let values: Option<Vec<f64>> = series.rows.iter().take(self.steps).map(|row| row.spread_bytes).collect();
         let Some(values) = values.filter(|values| !values.is_empty()) else { return };

@@ -39,7 +39,6 @@ pub struct Syncs {
 /// The fragment that is sent after a step, and the one that comes in: `all` or `fragment 2`.
 pub type Event = (Option<String>, Option<String>);
 
-/// A program, by step.
 #[derive(Serialize)]
 pub struct Series {
     /// The name of its form: `streaming+int4`.
