@@ -12,7 +12,7 @@ use crate::bisect::Bisect;
 use crate::compile::Compile;
 use crate::doctor::Doctor;
 use crate::plan::Plan;
-use crate::processes::{CertificateFlags, ProcessFlags};
+use crate::processes::{CertificateFlags, ProcessFlags, parse_count};
 
 /// The prompt that is continued unless the user gives another.
 pub const PROMPT: &str = "It was ";
@@ -308,11 +308,6 @@ impl Generate {
         let each = |prompt: String| std::iter::repeat_n(prompt, self.count);
         Ok(prompts.into_iter().flat_map(each).collect())
     }
-}
-
-pub fn parse_count(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|&count| count > 0);
-    count.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
 }
 
 /// Makes a checkpoint of the weights of a published model

@@ -60,7 +60,7 @@ pub struct ProcessFlags {
     #[arg(long, value_name = "N", requires = "process_count")]
     pub process_id: Option<usize>,
     /// How many processes there are
-    #[arg(long, value_name = "N", requires = "process_id", value_parser = crate::arguments::parse_count)]
+    #[arg(long, value_name = "N", requires = "process_id", value_parser = parse_count)]
     pub process_count: Option<usize>,
     /// The etcd through which they find each other, http://HOST:PORT or https://HOST:PORT; on this host, process 0
     /// starts one if none is there. Also MESHLOOM_STORE. Not needed with mpiexec on one host
@@ -120,6 +120,11 @@ impl ProcessFlags {
     pub fn is_one_of_several(&self) -> bool {
         self.processes.is_some() || self.process_id.is_some()
     }
+}
+
+pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|&count| count > 0);
+    count.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
 }
 
 fn parse_job(text: &str) -> Result<String, String> {

@@ -12,8 +12,15 @@ use crate::collectives::{self, axes_text, keep_over, where_from};
 use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::output::{self, BAD, GOOD, line, paint};
-use crate::run::configs;
 use crate::{memory, overlap, replication};
+
+#[cfg(feature = "configs")]
+use crate::ahead::ahead;
+
+#[cfg(not(feature = "configs"))]
+fn ahead(_: &crate::arguments::Input, _: Option<&str>, _: bool) -> Result<crate::emitted::Ahead> {
+    Err(crate::run::missing("compiling ahead of time"))
+}
 
 /// The smallest parameter that `--deny replication` counts by default.
 const REPLICATED_BYTES: u64 = 64 << 10;
@@ -117,10 +124,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         }
         checks.push(verdict);
     }
-    let ahead = || {
-        let configs = configs("compiling ahead of time")?;
-        (configs.ahead)(&arguments.input, arguments.target.as_deref(), needs_rates)
-    };
+    let ahead = || ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;
     if !arguments.min_overlap.is_empty() {
         let line = match (chip, &ahead) {

@@ -14,9 +14,14 @@ use serde::Serialize;
 use crate::arguments::{Input, Reading};
 use crate::folder;
 use crate::output::{BOLD, Busy, WARN, line, paint, plural};
-use crate::run::{CONFIGS, Run, configs};
+use crate::run::{Reader, Run, missing};
 use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
+
+#[cfg(feature = "configs")]
+const READER: Option<Reader> = Some(crate::configs::READER);
+#[cfg(not(feature = "configs"))]
+const READER: Option<Reader> = None;
 
 /// A module, with everything that is known of it.
 pub struct Loaded {
@@ -237,7 +242,7 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
     let is_named = path.extension().is_some_and(|extension| extension == "toml");
     match text.filter(|_| is_named) {
         Some(text) => Ok(text.to_owned()),
-        None if text.is_some_and(|text| CONFIGS.is_some_and(|it| (it.is_config)(text)))
+        None if text.is_some_and(|text| READER.is_some_and(|it| (it.is_config)(text)))
             && matches!(error, ReadError::OtherText { .. }) =>
         {
             Err(anyhow!(
@@ -351,8 +356,8 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) =
-        (configs("a run config")?.read)(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
+    let reader = READER.ok_or_else(|| missing("a run config"))?;
+    let (run, program) = (reader.read)(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;

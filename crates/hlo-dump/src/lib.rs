@@ -7,6 +7,9 @@
 //! several threads may run commands at the same time. The program `meshloom` has commands of the same kind: they share
 //! the modules for inputs and output, [`parse`] and [`execute`].
 
+#[cfg(feature = "configs")]
+#[doc(hidden)]
+pub mod ahead;
 #[doc(hidden)]
 pub mod arguments;
 mod check;

@@ -1,44 +1,26 @@
 //! The interface to run configs. The feature `configs` implements it.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use maud::Markup;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_hlo::{PlatformKind, Stage};
+use serde::Serialize;
 
-use crate::arguments::Input;
-use crate::emitted::Ahead;
-use crate::report::shardings::Row;
-use crate::traffic::series::Syncs;
-
-/// The functions that a program with run configs and plugins has.
-pub struct Configs {
+/// The reader of run configs.
+pub struct Reader {
     /// Whether text that is not HLO may be a run config.
     pub is_config: fn(&str) -> bool,
     /// Reads a config, which messages call by a name, with overrides, and lowers its program to a stage.
     pub read: fn(&str, &str, Stage, &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)>,
-    /// Compiles an input ahead of time for a target, which must have rates if they are needed.
-    pub ahead: fn(&Input, Option<&str>, bool) -> Result<Ahead>,
 }
 
-/// The functions of this build, if it has them.
-pub const CONFIGS: Option<Configs> = {
-    #[cfg(feature = "configs")]
-    let configs = Some(crate::configs::CONFIGS);
-    #[cfg(not(feature = "configs"))]
-    let configs = None;
-    configs
-};
-
-/// Returns the functions of this build, or the error of a part of the program that needs them.
-pub fn configs(what: &str) -> Result<Configs> {
-    let missing = || {
-        format!(
-            "{what} needs the feature `configs`, which this hlo-dump is built without; `cargo install hlo-dump` builds one \
-             that has it"
-        )
-    };
-    CONFIGS.with_context(missing)
+/// Returns the error of a part of the program that needs run configs or plugins, where it is built without them.
+pub fn missing(what: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{what} needs the feature `configs`, which this hlo-dump is built without; `cargo install hlo-dump` builds one \
+         that has it"
+    )
 }
 
 /// A run config and its program, as commands ask about them.
@@ -83,3 +65,39 @@ pub struct Said {
     pub json: serde_json::Value,
     pub lines: Vec<String>,
 }
+
+/// A value that states its sharding.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Row {
+    /// Its name in the program, or the path of an argument.
+    pub value: String,
+    pub shape: String,
+    /// The axes of each dimension, as the program states them.
+    pub sharding: String,
+    pub device_bytes: Option<u64>,
+    /// The bytes of the whole value, if they differ from those of a part.
+    pub whole_bytes: Option<u64>,
+    /// The reason: a rule, an annotation, an op; or the place where it is written.
+    pub origin: String,
+}
+
+/// The steps at which the replicas of DiLoCo send their updates, and the form of these.
+#[derive(Serialize)]
+pub struct Syncs {
+    /// The number of steps until everything repeats.
+    pub period: usize,
+    /// The number of steps from one sync, of whatever fragment, to the next.
+    pub steps_between_syncs: usize,
+    /// The number of parts in which parameters are sent.
+    pub fragments: usize,
+    /// The number of steps from sending to use.
+    pub overlap_steps: usize,
+    /// The form in which values are sent.
+    pub transport: &'static str,
+    /// The event after a step.
+    #[serde(skip)]
+    pub after_step: Box<dyn Fn(usize) -> Event>,
+}
+
+/// The fragment that is sent after a step, and the one that comes in: `all` or `fragment 2`.
+pub type Event = (Option<String>, Option<String>);

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use hlo_dump::ahead::{Both, chip_of, compile};
 use hlo_dump::arguments::{Input, parse_whole};
 use hlo_dump::collectives::{self, Totals};
 use hlo_dump::conditionals::{self, ConditionalSum};
-use hlo_dump::configs::ahead::{Both, Compiled, chip_of, compile, settings};
+use hlo_dump::configs::ahead::{Compiled, settings};
 use hlo_dump::cost;
 use hlo_dump::emitted::{Ahead, Emitted};
 use hlo_dump::input::Loaded;

@@ -11,9 +11,9 @@ mod timeline;
 
 pub use run::text;
 
-use crate::run::Configs;
+use crate::run::Reader;
 
-pub const CONFIGS: Configs = Configs { is_config: run::is_config, read: run::read, ahead: ahead::ahead };
+pub const READER: Reader = Reader { is_config: run::is_config, read: run::read };
 
 /// Runs before everything else: the work of a child process, if this is one, and the log.
 pub fn start() {

@@ -19,10 +19,8 @@ use serde_json::json;
 
 use super::{ahead, timeline};
 use crate::output::{self, BOLD, DIM, WARN, error_line, paint};
-use crate::report::shardings::Row;
-use crate::run::{Run, Said};
+use crate::run::{Row, Run, Said, Syncs};
 use crate::source;
-use crate::traffic::series::Syncs;
 
 struct Lowering {
     config: RunConfig,

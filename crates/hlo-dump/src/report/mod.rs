@@ -14,7 +14,7 @@ pub mod graph;
 pub mod lanes;
 mod measured;
 mod pipeline;
-pub mod shardings;
+mod shardings;
 mod step;
 
 use anyhow::Result;

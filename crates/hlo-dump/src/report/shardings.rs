@@ -8,20 +8,7 @@ use meshloom_analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
 use super::Report;
 use crate::markup::html::{Cell, section, table};
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Row {
-    /// Its name in the program, or the path of an argument.
-    pub value: String,
-    pub shape: String,
-    /// The axes of each dimension, as the program states them.
-    pub sharding: String,
-    pub device_bytes: Option<u64>,
-    /// The bytes of the whole value, if they differ from those of a part.
-    pub whole_bytes: Option<u64>,
-    /// The reason: a rule, an annotation, an op; or the place where it is written.
-    pub origin: String,
-}
+use crate::run::Row;
 
 pub fn render(report: &Report) -> Markup {
     let loaded = report.loaded;

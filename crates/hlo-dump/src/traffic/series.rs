@@ -13,31 +13,11 @@ use crate::arguments::Traffic;
 use crate::input::Loaded;
 use crate::moved::Moved;
 use crate::output;
+use crate::run::{Event, Syncs};
 
 pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with nothing else on the link";
 pub const SPREAD_MODEL: &str = "* a model of overlap: each transfer goes evenly with the steps between sending and use, and the periods before \
                                 were alike";
-
-/// The steps at which the replicas of DiLoCo send their updates, and the form of these.
-#[derive(Serialize)]
-pub struct Syncs {
-    /// The number of steps until everything repeats.
-    pub period: usize,
-    /// The number of steps from one sync, of whatever fragment, to the next.
-    pub steps_between_syncs: usize,
-    /// The number of parts in which parameters are sent.
-    pub fragments: usize,
-    /// The number of steps from sending to use.
-    pub overlap_steps: usize,
-    /// The form in which values are sent.
-    pub transport: &'static str,
-    /// The event after a step.
-    #[serde(skip)]
-    pub after_step: Box<dyn Fn(usize) -> Event>,
-}
-
-/// The fragment that is sent after a step, and the one that comes in: `all` or `fragment 2`.
-pub type Event = (Option<String>, Option<String>);
 
 #[derive(Serialize)]
 pub struct Series {
