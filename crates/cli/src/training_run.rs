@@ -370,7 +370,6 @@ fn find_checkpoint(arguments: &Train) -> Result<Option<Checkpoint>> {
     Ok(Some(checkpoint))
 }
 
-/// The text of a config, with a bar while it is taken apart, and a warning for each file that lacks lines.
 fn load_text(config: &RunConfig) -> Result<Text> {
     let bar = ProgressBar::no_length();
     if let Ok(style) = ProgressStyle::with_template("tokenizing {bar:24} {bytes}/{total_bytes}  ETA {eta}") {

@@ -53,7 +53,6 @@ struct Grouped {
     groups: Vec<Sum>,
 }
 
-/// Collectives that are alike in something.
 #[derive(Serialize)]
 struct Sum {
     name: String,
@@ -104,12 +103,10 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the collectives of an input, along its mesh.
 pub fn of(loaded: &Loaded) -> ModuleCollectives {
     of_module(&loaded.module, loaded)
 }
 
-/// Returns the collectives of another module for the same devices.
 pub fn of_module(module: &HloModuleProto, loaded: &Loaded) -> ModuleCollectives {
     let found = collectives(module, loaded.devices);
     match &loaded.mesh {

@@ -76,7 +76,6 @@ struct Row {
 }
 
 impl Row {
-    /// Returns a row with the sum of nothing.
     fn empty(name: &str, executions: u64) -> Row {
         let executions = Some(Amount::Exactly(executions));
         Row { name: name.to_owned(), executions, total: Work::default(), seconds: None, from: String::new() }
@@ -129,7 +128,6 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
     rows
 }
 
-/// Returns the loops, and the instructions outside of all loops.
 fn loops(cost: &ModuleCost) -> Vec<Row> {
     let row = |it: &LoopCost| {
         let times = output::bounds_of_times(it.trips);

@@ -12,7 +12,6 @@ use crate::input::Loaded;
 use crate::moved::Moved;
 use crate::output::{self, BOLD, line, paint};
 
-/// The collectives of a kind over some axes.
 #[derive(Serialize)]
 pub struct KindOverAxes {
     kind: &'static str,

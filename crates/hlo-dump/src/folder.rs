@@ -21,7 +21,6 @@ pub struct Chosen {
     pub stage: Option<Stage>,
 }
 
-/// A module's dump at one point.
 #[derive(Clone)]
 struct Dump {
     path: PathBuf,

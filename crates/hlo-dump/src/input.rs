@@ -98,12 +98,10 @@ impl Loaded {
         self.mesh.is_none() && self.device_count() > 1
     }
 
-    /// Returns the compiler that the program is for, if a run config states it.
     pub fn backend(&self) -> Option<PlatformKind> {
         self.run.as_ref().and_then(|run| run.backend())
     }
 
-    /// Returns the number of train steps in one execution of the program.
     pub fn steps_per_execution(&self) -> u64 {
         self.run.as_ref().map_or(1, |run| run.steps_per_call())
     }
@@ -116,7 +114,6 @@ impl Loaded {
         format!("{} ({stage}{}, {devices}{mesh})", self.module.name, self.form)
     }
 
-    /// Returns the argument that names it on the command line.
     pub fn argument(&self) -> &str {
         if self.name == STANDARD_INPUT { "-" } else { &self.name }
     }
@@ -222,14 +219,12 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
     Ok(Loaded { form: "program of a profile", profile: Some(Profile { space, program: Some(id) }), ..loaded })
 }
 
-/// Returns a profile whose program is given separately.
 pub fn load_profile(path: &Path) -> Result<Profile> {
     let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?, &streams::limits())?) };
     let space = read().with_context(|| path.display().to_string())?;
     Ok(Profile { space, program: None })
 }
 
-/// Shows a sign of life while a large input is read.
 fn busy(name: &str, bytes: usize) -> Option<Busy> {
     const LARGE: usize = 16 << 20;
     (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))

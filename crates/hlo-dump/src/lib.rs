@@ -140,7 +140,6 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>, caller: Ca
     streams::within(caller, || execute_line(name.chain(arguments.into_iter().map(Into::into))))
 }
 
-/// Runs a command line, and returns the exit status.
 fn execute_line(command_line: impl Iterator<Item = OsString>) -> u8 {
     match parse::<Arguments>(command_line, |_| true) {
         Ok(Arguments { command, common }) => execute(&common, |json| execute_command(command, json)),
@@ -226,7 +225,6 @@ fn execute_command(command: Command, json: bool) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Prints the manual page of a command, or of all.
 fn manual(name: Option<&str>) -> Result<()> {
     let all = Arguments::command();
     let page = match name {

@@ -42,7 +42,6 @@ pub fn text(path: &Path) -> Result<(String, String)> {
     Ok((text, name))
 }
 
-/// Returns the config of a text with overrides, and its program at a stage.
 pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
     let config = RunConfig::from_toml_with(text, name, set)?.on_stated_devices()?;
     let lowered = config.at_stage(stage)?;

@@ -28,7 +28,6 @@ pub struct Pass {
     pub columns: Vec<Column>,
 }
 
-/// An iteration.
 pub struct Column {
     pub iteration: usize,
     /// The work that is done at the same time: each side has its part of the row.

@@ -65,7 +65,6 @@ pub fn render(report: &Report) -> Markup {
     section("collectives", "What moves", lead, body)
 }
 
-/// Collectives that are alike in axes and kind.
 #[derive(Default)]
 struct Sum {
     total: u64,
