@@ -1,9 +1,9 @@
 """What XLA's backends make of emitted collectives: writes the table of docs/compiled-collectives.md.
 
-Compiles example configs ahead of time with `hlo-dump compile`. That needs no hardware, only the plugins:
+Compiles example configs ahead of time with `meshloom compile`. That needs no hardware, only the plugins:
 
-    cargo build --release -p hlo-dump
-    target/release/hlo-dump doctor --fetch tpu --fetch cuda
+    cargo build --release --bin hlo-dump --bin meshloom
+    target/release/meshloom doctor --fetch tpu --fetch cuda
     python3 benches/collectives.py                  # every row: about an hour on one core
     python3 benches/collectives.py --only psdp      # the rows with this in them; the others stay
 
@@ -70,7 +70,7 @@ def row(binary, config, mesh, target, seconds):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--hlo-dump", default=str(ROOT / "target/release/hlo-dump"), help="the program to run")
+    arguments.add_argument("--programs", type=pathlib.Path, default=ROOT / "target/release", help="the folder of the programs")
     arguments.add_argument("--only", default="", help="only rows whose config, mesh and target have this in them")
     arguments.add_argument("--time-limit", type=int, default=1500, help="seconds for each compilation")
     options = arguments.parse_args()
@@ -82,7 +82,7 @@ def main():
     for config, mesh, target in ROWS:
         if options.only not in " ".join(filter(None, [config, mesh, target])):
             continue
-        cells, error = row(options.hlo_dump, config, mesh, target, options.time_limit)
+        cells, error = row(options.programs / "meshloom", config, mesh, target, options.time_limit)
         if error is not None:
             failed = True
             print(f"{config} {mesh or ''} {target or ''}: {error}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-//! Estimated steps beside measured ones, on eight devices of the CPU plugin: whether the estimate that `hlo-dump plan
+//! Estimated steps beside measured ones, on eight devices of the CPU plugin: whether the estimate that `meshloom plan
 //! --search` goes by puts plans in the order in which they are fast.
 //!
 //! ```text
@@ -30,9 +30,9 @@ use meshloom::trace::{Function, Tensor, TensorSpec, einsum, fori_loop};
 use meshloom_benches::copies::Copies;
 use meshloom_benches::rank::rank_correlation;
 use meshloom_benches::{ITERATIONS, fastest};
+use meshloom_plan::{Found, bounded, evaluate, write_hardware};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::search::{Found, bounded, evaluate, write_hardware};
 
 const DEVICES: usize = 8;
 
@@ -233,8 +233,9 @@ fn main() -> anyhow::Result<()> {
         let shape = COMMON.iter().chain(*model).map(|&set| set.to_owned()).collect::<Vec<_>>();
         let base = RunConfig::from_overrides(&[&shape[..], &[meshloom_benches::text()]].concat())?;
         let plans = bounded(&base, &hardware)?;
-        let found = plans.iter().filter_map(|(plan, _)| evaluate(&base, plan, &hardware, u64::MAX).ok());
-        let seconds = |found: &Found| found.time.seconds - found.time.idle;
+        let found =
+            plans.iter().filter_map(|(plan, _)| evaluate(&base, &plan.clone().into(), Some(&hardware), u64::MAX).ok());
+        let seconds = |found: &Found| found.seconds() - found.time.as_ref().map_or(0.0, |time| time.idle);
         let mut found: Vec<Found> = found.collect();
         found.sort_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         let most = number.unwrap_or(PLANS / MODELS.len() + usize::from(index < PLANS % MODELS.len())).min(found.len());
@@ -248,7 +249,8 @@ fn main() -> anyhow::Result<()> {
             let settings = [&shape[..], &chosen.plan.settings()].concat().join(" ");
             writeln!(recorded, "{name}\t{settings}\t{measured:.3}")?;
             pairs.push((seconds(chosen), measured));
-            if !chosen.plan.pipeline.as_ref().is_some_and(|pipeline| pipeline.schedule.branches()) {
+            let pipeline = chosen.plan.plan().and_then(|plan| plan.pipeline.as_ref());
+            if !pipeline.is_some_and(|pipeline| pipeline.schedule.branches()) {
                 without_branches.push((seconds(chosen), measured));
             }
         }

@@ -3,7 +3,7 @@
 For each model of `model.preset`, a train step is lowered for one target after the other of a short ladder, until what a
 device needs at most is no more than it has. That takes no plugin and no hardware:
 
-    cargo build --release -p hlo-dump
+    cargo build --release --bin hlo-dump --bin meshloom
     python3 benches/model_presets.py                              # minutes on one core
     python3 benches/model_presets.py --only qwen3                 # the models with this in their names; others stay
     python3 benches/model_presets.py --compile --target v5p       # compiles what was found, too: hours for all
@@ -15,6 +15,7 @@ there should be at most. A model that does not compile keeps its row; the script
 import argparse
 import csv
 import json
+import pathlib
 import math
 import re
 import sys
@@ -135,7 +136,7 @@ def marked(cells):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--hlo-dump", default=str(ROOT / "target/release/hlo-dump"), help="the program to run")
+    arguments.add_argument("--programs", type=pathlib.Path, default=ROOT / "target/release", help="the folder of the programs")
     arguments.add_argument("--only", default="", help="only models with this in their names")
     arguments.add_argument("--target", default="", choices=["", *LADDERS], help="only this chip")
     arguments.add_argument("--compile", action="store_true", help="compiles ahead of time what was found")
@@ -153,7 +154,7 @@ def main():
             if options.only not in name:
                 continue
             try:
-                cells, text, has, count = fitting(options.hlo_dump, preset, chip)
+                cells, text, has, count = fitting(options.programs / "hlo-dump", preset, chip)
             except RuntimeError as error:
                 failed = True
                 print(error, file=sys.stderr, flush=True)
@@ -175,7 +176,7 @@ def main():
         # The smallest first: a larger one may take longer than there is time.
         for name in sorted(found, key=lambda name: found[name][0]) if options.compile else []:
             try:
-                made = answer(options.hlo_dump, "compile", found[name][1], ["--time-limit", str(options.time_limit)])
+                made = answer(options.programs / "meshloom", "compile", found[name][1], ["--time-limit", str(options.time_limit)])
             except RuntimeError as error:
                 failed = True
                 print(f"{name}: {error}", file=sys.stderr, flush=True)

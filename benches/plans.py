@@ -3,7 +3,7 @@
 For each published run, its train step is lowered with its mesh and batch, and estimated. For each case of the search,
 all plans are searched. That takes no plugin and no hardware:
 
-    cargo build --release -p hlo-dump
+    cargo build --release --bin hlo-dump --bin meshloom
     python3 benches/plans.py --table runs         # seconds
     python3 benches/plans.py --table searches     # minutes
     python3 benches/plans.py --table searches --only 8B --compile
@@ -75,7 +75,7 @@ def runs(options):
         if options.only not in model:
             continue
         text = config(model, rows, tokens, target, {"mesh.axes": mesh, "remat.policy": remat} | more)
-        found = answer(options.hlo_dump, "plan", text, ["--search", "--most", "1"])["configured"]
+        found = answer(options.programs / "meshloom", "plan", text, ["--search", "--most", "1"])["configured"]
         schedule = f", {more['pipeline.schedule']}" if "pipeline.schedule" in more else ""
         ratio = found["seconds"] / published
         yield [
@@ -92,7 +92,7 @@ def search(options, model, target, network):
     more += ["--network", str(network)] if network else []
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "best.toml")
-        found = answer(options.hlo_dump, "plan", text, [*more, "--write", str(path)])
+        found = answer(options.programs / "meshloom", "plan", text, [*more, "--write", str(path)])
         return found, path.read_text()
 
 
@@ -123,7 +123,7 @@ def searched(options, name, case, known):
     if known and known[3] == row[3]:
         row[7] = known[7]
     if options.compile:
-        made = answer(options.hlo_dump, "compile", with_plan, ["--time-limit", str(options.time_limit)])
+        made = answer(options.programs / "meshloom", "compile", with_plan, ["--time-limit", str(options.time_limit)])
         row[7] = gib(compiled_bytes(made["memory"]))
     print(f"{name}: {found['seconds']:.0f} s", file=sys.stderr, flush=True)
     return row
@@ -143,8 +143,8 @@ def counted(options, name, case, _):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "compiled.pb")
         limit = ["--time-limit", str(options.time_limit), "--output", str(path)]
-        made = answer(options.hlo_dump, "compile", with_plan, limit)
-        words = [options.hlo_dump, "cost", str(path), "--chip", "v5p", "--json"]
+        made = answer(options.programs / "meshloom", "compile", with_plan, limit)
+        words = [options.programs / "hlo-dump", "cost", str(path), "--chip", "v5p", "--json"]
         cost = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     # Of what says nothing, copies run beside the others, and calls without operations are marks of the compiler's.
     kernels = [(it["total"], it["seconds"]) for it in cost["instructions"] if not it["work"]["link_bytes"]]
@@ -174,7 +174,7 @@ TABLES = {
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--hlo-dump", default=str(ROOT / "target/release/hlo-dump"), help="the program to run")
+    arguments.add_argument("--programs", type=pathlib.Path, default=ROOT / "target/release", help="the folder of the programs")
     arguments.add_argument("--table", choices=TABLES, required=True, help="which table")
     arguments.add_argument("--only", default="", help="only rows with this in their first column")
     arguments.add_argument("--most", type=int, default=4000, help="the most plans that are lowered in a search")

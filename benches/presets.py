@@ -1,11 +1,11 @@
 """What each compiler option of the presets hides: writes the tables of docs/compiler-options.md.
 
 For each chip, a decoder is compiled ahead of time without options, with the chip's preset, and with the preset but for
-one option at a time; then with the preset and other options of published lists (TRIED). `hlo-dump compile --overlap` says how much of the
+one option at a time; then with the preset and other options of published lists (TRIED). `meshloom compile --overlap` says how much of the
 transfers is hidden. That needs no hardware, only the plugins:
 
-    cargo build --release -p hlo-dump
-    target/release/hlo-dump doctor --fetch tpu --fetch cuda
+    cargo build --release --bin hlo-dump --bin meshloom
+    target/release/meshloom doctor --fetch tpu --fetch cuda
     python3 benches/presets.py                  # more than an hour on one core
     python3 benches/presets.py --target v5e:2x4
 """
@@ -71,7 +71,7 @@ TRIED = {
 
 
 def compiled(binary, target, options, seconds):
-    """The answer of `hlo-dump compile`; options of None are the preset's."""
+    """The answer of `meshloom compile`; options of None are the preset's."""
     command = [binary, "compile", CONFIG, "--target", target, "--overlap", "--json", "--time-limit", str(seconds)]
     for setting in SIZES:
         command += ["--set", setting]
@@ -117,14 +117,14 @@ def table(binary, target, seconds):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--hlo-dump", default=str(ROOT / "target/release/hlo-dump"), help="the program to run")
+    arguments.add_argument("--programs", type=pathlib.Path, default=ROOT / "target/release", help="the folder of the programs")
     arguments.add_argument("--target", default="", help="only this target")
     arguments.add_argument("--time-limit", type=int, default=900, help="seconds for each compilation")
     options = arguments.parse_args()
     for target in TRIED:
         if options.target not in ["", target]:
             continue
-        lines = table(options.hlo_dump, target, options.time_limit)
+        lines = table(options.programs / "meshloom", target, options.time_limit)
         begin, end = f"<!-- benches/presets.py writes this table: {target} -->\n", "<!-- end of the table -->\n"
         before, rest = PAGE.read_text().split(begin)
         _, after = rest.split(end, 1)

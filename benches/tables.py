@@ -13,7 +13,7 @@ def gib(count):
 
 
 def answer(binary, command, config, more=()):
-    """What hlo-dump answers in JSON to a command with a run config."""
+    """What a program answers in JSON to a command with a run config."""
     words = [binary, command, "-", "--json", *more]
     ran = subprocess.run(words, cwd=ROOT, input=config, capture_output=True, text=True)
     if ran.returncode != 0:

@@ -127,10 +127,6 @@ fn full_tier() -> Vec<Test> {
             on(platform, "the_topology_is_the_platform", move || platforms::the_topology_is_the_platform(target)),
         ]);
     }
-    for (platform, target) in [("cpu", "cpu:8"), ("cuda", "h100:1x1x8")] {
-        let same = move || platforms::train_and_hlo_dump_compile_the_same(target);
-        tests.push(on(platform, "train_and_hlo_dump_compile_the_same", same));
-    }
     for (kind, target) in
         [(PlatformKind::Cpu, "cpu:1"), (PlatformKind::Tpu, "v5p:1x1x1"), (PlatformKind::Cuda, "h100:1x1x1")]
     {

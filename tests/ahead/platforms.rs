@@ -7,12 +7,10 @@ use meshloom::analysis::{Devices, collectives};
 use meshloom::compile::LowerOptions;
 use meshloom::emit::{GroupFormat, device_groups};
 use meshloom::hlo::PlatformKind;
-use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::partition::Amount;
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
-use prost::Message;
 use support::ahead_of_time::{described, failure, refusal, topology};
 use support::cases::cases;
 use support::configs::{NARROW, config};
@@ -267,24 +265,4 @@ pub fn the_topology_is_the_platform(target: &str) {
     assert_eq!(options(&[])[name], DebugValue::parse(value));
     assert_eq!(options(&[&format!("target.compiler_options=[\"{name}=7\"]")])[name], DebugValue::Int(7));
     assert!(options(&["target.compiler_preset=none"]).is_empty());
-}
-
-/// Two programs, one module.
-pub fn train_and_hlo_dump_compile_the_same(target: &str) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let sets: Vec<String> = NARROW.iter().flat_map(|key| ["--set".to_owned(), (*key).to_owned()]).collect();
-    let mut train = counts::process(support::program::meshloom());
-    train.args(["train", "--target", target, "--write-hlo", &path("train.pb")]);
-    let output = train.args(&sets).current_dir(support::path("")).output().expect("it runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let config = support::path("examples/configs/default.toml").display().to_string();
-    let mut dump = vec!["compile".to_owned(), config, "--target".to_owned(), target.to_owned()];
-    dump.extend(["-o".to_owned(), path("dump.pb")].into_iter().chain(sets));
-    let ran = hlo_dump::run(dump, hlo_dump::Caller::default());
-    assert_eq!(ran.status, 0, "{}", String::from_utf8_lossy(&ran.err));
-    let read = |name: &str| std::fs::read(path(name)).expect("a module");
-    let train = HloModuleProto::decode(&*read("train.pb")).expect("a module");
-    let dump = HloModuleProtoWithConfig::decode(&*read("dump.pb")).expect("a module").hlo_module.expect("a module");
-    assert!(train.computations.len() > 1 && train == dump, "{target}");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use meshloom_train::program::Elsewhere;
+use meshloom_cli::Elsewhere;
 use support::counts::process;
 use support::program::meshloom_with_processes;
 

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use meshloom_cli::CertificateFlags;
 use meshloom_cluster::internals::{Limits, Port, Present, connect, held_key, present_key};
 use meshloom_cluster::store::{Store, StoreOptions};
 use meshloom_cluster::{ReplicaError, ReplicaOptions, Replicas, Tls, certificates};
-use meshloom_train::peers::{Judge, ReplicaLink};
-use meshloom_train::program::CertificateFlags;
+use meshloom_train::peers::Judge;
 use support::counts::process;
 
 use super::etcd::{Etcd, LONG, shared};

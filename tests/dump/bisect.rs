@@ -1,4 +1,4 @@
-//! `hlo-dump bisect` on defects that were planted: each is found, and the program shrinks to little more than it.
+//! `meshloom bisect` on defects that were planted: each is found, and the program shrinks to little more than it.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::ir::{Graph, GraphBuilder, Value};
 use meshloom::ops::{Binary, BinaryKind, Op};
-use meshloom_train::bisect::{Dimension, Kind, Options, Subject, bisect};
+use meshloom_cli::internals::{Dimension, bisect};
 use support::configs::UNOPTIMIZED;
 use support::pjrt_modules as modules;
 use support::{plugins, quick_compiles};
@@ -115,21 +115,20 @@ fn a_wrong_pass_is_found() {
     let planted = [Pass::of("swap-a-subtraction", "is wrong", swap_a_subtraction)];
     let scratch = folder();
     let every_case = support::cases::every_case("dump wrong pass");
-    let (smaller, only) = match every_case {
-        true => (vec![], vec![Dimension::Size, Dimension::Mesh, Dimension::Pass]),
-        false => (vec!["model.layers=1", "mesh.axes=data=1", "target.devices=1", UNOPTIMIZED], vec![Dimension::Pass]),
-    };
-    let set = smaller.into_iter().map(str::to_owned).collect();
-    let subject = Subject::Config { text: CONFIG.to_owned(), name: "config".to_owned(), set };
-    let options = Options {
-        kinds: vec![Kind::Differs],
-        only,
-        further: &planted,
-        worker: Some(quick_compiles::worker(scratch.path())),
-        shrink_tries: if every_case { 60 } else { 2 },
-        ..Options::default()
-    };
-    let report = bisect(&subject, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let mut words = vec!["--symptom", "differs", "--only", "pass"];
+    words.extend(match every_case {
+        true => &["--only", "size", "--only", "mesh", "--shrink", "60"][..],
+        false => {
+            &["--shrink", "2", "--set", "model.layers=1", "--set", "mesh.axes=data=1", "--set", "target.devices=1"]
+        }
+    });
+    if !every_case {
+        words.extend(["--set", UNOPTIMIZED]);
+    }
+    let config = written(&scratch, "config.toml", CONFIG);
+    words.push(&config);
+    let report =
+        bisect(&words, &planted, quick_compiles::worker(scratch.path())).unwrap_or_else(|error| panic!("{error}"));
     let found: Vec<_> = report.culprits.iter().filter(|it| it.dimension == Dimension::Pass).collect();
     assert!(found.iter().any(|it| it.name == "swap-a-subtraction"), "{found:?}");
     for smaller in ["model.layers=1", "mesh.axes=data=1"].into_iter().filter(|_| every_case) {
@@ -143,7 +142,8 @@ fn a_wrong_pass_is_found() {
     let has = |module: &HloModuleProto| {
         module.computations.iter().flat_map(|it| &it.instructions).any(|it| it.opcode == "subtract")
     };
-    assert!(has(&case.module) && case.reference.is_some_and(|(module, _)| has(&module)));
+    let (module, reference) = case.modules();
+    assert!(has(module) && reference.is_some_and(has));
 }
 
 #[test]
@@ -151,11 +151,10 @@ fn a_right_config_has_nothing_to_find() {
     if !quick_compiles::are_usual(module_path!(), "a_right_config_has_nothing_to_find") {
         return;
     }
-    let set = ["model.layers=1", UNOPTIMIZED].map(str::to_owned).to_vec();
-    let subject = Subject::Config { text: CONFIG.to_owned(), name: "config".to_owned(), set };
     let scratch = folder();
-    let options = Options { worker: Some(quick_compiles::worker(scratch.path())), ..Options::default() };
-    let report = bisect(&subject, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let config = written(&scratch, "config.toml", CONFIG);
+    let words = [&config[..], "--set", "model.layers=1", "--set", UNOPTIMIZED];
+    let report = bisect(&words, &[], quick_compiles::worker(scratch.path())).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((report.symptom, report.runs), (None, 2));
 }
 

@@ -1,5 +1,5 @@
-//! Runs `hlo-dump`: within this process if the program's body decides the result, and as a process if the test is about
-//! the process.
+//! Runs `hlo-dump`, and the commands of `meshloom` that print as it does: within this process if the program's body
+//! decides the result, and as a process if the test is about the process.
 
 use std::process::{Command, Output, Stdio};
 
@@ -40,9 +40,16 @@ fn at_the_repository() {
     std::env::set_current_dir(support::path("")).expect("the repository is there");
 }
 
+/// Whether a command is one of `meshloom`.
+fn is_of_meshloom(command: &str) -> bool {
+    ["plan", "compile", "bisect", "doctor"].contains(&command)
+}
+
 /// Returns a command that runs the program as a process.
 pub fn command(arguments: &[&str]) -> Command {
-    let mut command = counts::process(support::program::hlo_dump());
+    let is_of_meshloom = arguments.first().is_some_and(|command| is_of_meshloom(command));
+    let program = if is_of_meshloom { support::program::meshloom() } else { support::program::hlo_dump() };
+    let mut command = counts::process(program);
     command.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
@@ -58,7 +65,10 @@ pub fn run(arguments: &[&str]) -> Ran {
 
 pub fn with_input(arguments: &[&str], input: &[u8]) -> Ran {
     let caller = Caller { input: input.to_vec(), worker: Some(support::program::worker()) };
-    let ran = hlo_dump::run(arguments, caller);
+    let ran = match arguments.first() {
+        Some(command) if is_of_meshloom(command) => meshloom_cli::run_in_memory(arguments, caller),
+        _ => hlo_dump::run(arguments, caller),
+    };
     checked(Ran { status: ran.status.into(), out: text(ran.out), err: text(ran.err) })
 }
 

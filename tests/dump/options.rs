@@ -1,7 +1,8 @@
 //! Every option of every command, with a value that means nothing for the input: an error, or a message that says so.
 //!
-//! The commands and their options are read off the shell completions, which clap makes of the command line itself. So
-//! an option without a row here fails the test, and so does a row whose option is gone.
+//! The commands and their options are read off the shell completions, which clap makes of the command line itself; of
+//! `meshloom`, off its command line. So an option without a row here fails the test, and so does a row whose option is
+//! gone.
 
 use std::collections::BTreeSet;
 
@@ -256,10 +257,10 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("plan", "--schedule", &[CONFIG, "--schedule"], Refused("there is no pipeline to plan")),
     ("plan", "--search", &[CONFIG, "--search"], Refused("names no hardware to search for")),
     ("plan", "--target", &[CONFIG, "--search", "--target", "v5x:2x4"], Refused("did you mean")),
-    ("plan", "--target", &[CONFIG, "--target", "v5e:2x4"], Refused("--search")),
+    ("plan", "--target", &[CONFIG, "--target", "v5e:2x4"], Refused("there is no pipeline to plan")),
     ("plan", "--target", &[CONFIG, "--search", "--target", "no/such.toml"], Refused("cannot read the hardware")),
     ("plan", "--target", &[CONFIG, "--search", "--target", CONFIG], Refused("expected one of `chip`")),
-    ("plan", "--network", &[CONFIG, "--search", "--target", "v5e:2x4", "--network", "0"], Refused("above 0")),
+    ("plan", "--network", &[CONFIG, "--target", "v5e:2x4", "--network", "0"], Refused("above 0")),
     ("plan", "--most", &[CONFIG, "--search", "--target", "v5e:2x4", "--most", "0"], Refused("at least 1")),
     ("plan", "--top", &[CONFIG, "--search", "--target", "v5e:2x4", "--top", "0"], Refused("at least 1")),
     (
@@ -294,7 +295,7 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("bisect", "--reference", &[TEXT, "--reference", "no/such/file"], Refused("--reference no/such/file")),
     ("bisect", "--out", &[TEXT, "--out", "tests"], Refused("--out tests: the folder has files")),
     ("bisect", "--symptom", &[TEXT, "--symptom", "memory"], Refused("--symptom memory needs --max-memory")),
-    ("bisect", "--only", &[TEXT, "--only", "passes"], Refused("invalid value 'passes'")),
+    ("bisect", "--only", &[TEXT, "--only", "passes"], Refused("it must be one of size, mesh, option, pass")),
     ("bisect", "--tolerance", &[TEXT, "--tolerance", "-1"], Refused("expected a number that is at least 0")),
     ("bisect", "--max-memory", &[TEXT, "--max-memory", "much"], Refused("invalid value 'much'")),
     ("bisect", "--time-limit", &[TEXT, "--time-limit", "0"], Refused("expected more than 0 seconds")),
@@ -316,7 +317,7 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
 /// Commands, and their options; those of every command have none.
 fn options() -> BTreeSet<(String, String)> {
     let completions = prints(&["completions", "fish"]);
-    let mut found = BTreeSet::new();
+    let mut found: BTreeSet<_> = meshloom_cli::internals::options().into_iter().collect();
     for line in completions.lines().filter(|line| line.starts_with("complete -c hlo-dump -n ")) {
         let condition = line.split('"').nth(1).expect("a condition");
         let command = match condition.strip_prefix("__fish_hlo_dump_using_subcommand ") {

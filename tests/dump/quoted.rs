@@ -19,7 +19,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/hlo-dump.md", "hlo-dump show", "the commands"),
     (
         "docs/hlo-dump.md",
-        "$ hlo-dump bisect fold.txt",
+        "$ meshloom bisect fold.txt",
         "a command that exits with 1; tests/dump/bisect.rs has its like",
     ),
     ("docs/memory.md", "MESHLOOM_TEST_PLUGINS=all", "a command that compiles for minutes"),

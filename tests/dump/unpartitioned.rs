@@ -7,7 +7,7 @@ const SAYS: &str = "not partitioned yet: global shapes";
 
 /// Inputs that XLA or meshloom has yet to partition, and what leads to the partitioned program.
 const UNPARTITIONED: [(&[&str], &str); 6] = [
-    (&["tests/foreign/fsdp_mlp.unoptimized.txt"], "hlo-dump compile tests/foreign/fsdp_mlp.unoptimized.txt --target"),
+    (&["tests/foreign/fsdp_mlp.unoptimized.txt"], "meshloom compile tests/foreign/fsdp_mlp.unoptimized.txt --target"),
     (&["tests/foreign/moe.unoptimized.txt"], "lowered.compile()"),
     (&["tests/foreign/xla_dump", "--stage", "traced"], "take --stage partitioned or --stage compiled"),
     (&[CONFIG, "--stage", "traced"], "take --stage partitioned"),
@@ -65,7 +65,7 @@ fn every_command_says_whose_figures_they_are() {
     assert!(prints(&["collectives", text]).contains("each device sends 0 B, without what XLA will add"));
     let lowered = std::fs::read(support::path(text)).expect("a module");
     let ran = with_input(&["collectives", "-"], &lowered);
-    assert!(ran.out.contains("`hlo-dump compile - --target TARGET"), "{}", ran.out);
+    assert!(ran.out.contains("`meshloom compile - --target TARGET"), "{}", ran.out);
     assert!(prints(&["traffic", text, "--over", "data"]).contains(SAYS));
     assert!(prints(&["diff", text, "tests/foreign/fsdp_mlp.partitioned.txt"]).contains(SAYS));
     let folder = tempfile::tempdir().expect("a folder");

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use meshloom::pjrt::ahead_of_time::Settings;
-use meshloom_train::program::{self, Start};
+use meshloom_cli::Start;
 
 use crate::counts::process;
 
@@ -60,7 +60,7 @@ fn named() -> Option<PathBuf> {
 /// processes it calls `start`.
 #[track_caller]
 pub fn refused(start: Start, words: &[&str]) -> (u8, String) {
-    let failure = program::run(["meshloom"].iter().chain(words), start).expect_err("it is refused");
+    let failure = meshloom_cli::run(["meshloom"].iter().chain(words), start).expect_err("it is refused");
     (failure.exit_code(), failure.to_string())
 }
 

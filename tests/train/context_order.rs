@@ -9,10 +9,11 @@ use meshloom::kernels::{Blocks, Kernels};
 use meshloom::ops::{AttentionSizes, KeyExchange};
 use meshloom::trace::Tree;
 use meshloom_nn::{ContextOrder, DecoderConfig, TokenOrder};
+use meshloom_plan::{DeviceScores, Search, Variant, compare};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::generate::{GenerateOptions, GeneratorOptions, Request, SamplingOptions};
-use meshloom_train::run::{DeviceScores, TrainStep};
+use meshloom_train::run::TrainStep;
 use support::cases::cases;
 use support::configs::{ONE_DEVICE, SHORT_RUN};
 use support::eight_devices::{client, relative_error};
@@ -274,34 +275,39 @@ fn parts_are_those_that_the_rules_leave() {
     assert_eq!(order(&["mesh.axes=fsdp=2,context=4", taken, "rules.strict=false", key]), TokenOrder::default());
 }
 
-/// The alternatives that `hlo-dump plan` prints: each order with keys gathered and in a ring, and the orders that the
-/// length refuses.
+/// The ways that `meshloom plan` compares: each order with keys gathered and in a ring, and the orders that the length
+/// refuses.
 #[test]
 fn ways_to_split_a_sequence_are_compared() {
     let ways = |settings: &[&str]| {
         let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
-        RunConfig::from_overrides(&settings).expect("a config").context_alternatives().expect("they lower")
+        compare(&RunConfig::from_overrides(&settings).expect("a config"), None, u64::MAX).expect("they lower")
     };
     let small = ["model.layers=1", "model.embed=32", "model.heads=2", "model.kv_heads=2", "model.mlp=32"];
     let settings = ["mesh.axes=data=2,context=4", "model.seq=2048", "kernels.context_order=striped"];
-    let (found, refused) = ways(&[&small[..], &settings].concat());
-    assert!(refused.is_empty());
-    assert_eq!(found.iter().map(|way| (way.exchange, way.order)).collect::<Vec<_>>(), all());
-    assert_eq!(found.iter().position(|way| way.configured), Some(2));
+    let Search { found, refused, .. } = ways(&[&small[..], &settings].concat());
+    assert_eq!(refused, []);
+    let plans = all().into_iter().map(|(exchange, order)| Variant::Sequence(exchange, order));
+    assert_eq!(found.iter().map(|way| way.plan.clone()).collect::<Vec<_>>(), plans.collect::<Vec<_>>());
+    assert_eq!(found.iter().position(|way| way.is_configured), Some(2));
     for way in &found {
+        let Variant::Sequence(_, order) = way.plan else { panic!("{}", way.plan) };
         // In blocks of 128: 4 of queries see 12 of keys before the last device's part, and 10 pairs in it.
-        let pairs = match way.order {
+        let pairs = match order {
             ContextOrder::Natural => 4 * 12 + 10,
             ContextOrder::TwoChunk => 16 * 17 / 2 / 4,
             ContextOrder::Striped => 4 * 10,
         };
-        assert_eq!(way.scores.busiest, pairs * 128 * 128, "{} {}", way.exchange, way.order);
-        assert_eq!(way.order == ContextOrder::Natural, way.scores.balance() > 1.0);
+        let scores = way.scores.expect("attention");
+        assert_eq!(scores.busiest, pairs * 128 * 128, "{}", way.plan);
+        assert_eq!(order == ContextOrder::Natural, scores.balance() > 1.0);
         assert!(way.memory.peak > 0);
     }
-    let (found, refused) = ways(&[&small[..], &["mesh.axes=context=8", "model.seq=24"]].concat());
-    assert_eq!((found.len(), refused.len(), refused[0].order), (4, 1, ContextOrder::TwoChunk));
-    assert!(ways(&[]).0.is_empty());
+    let Search { found, refused, .. } = ways(&[&small[..], &["mesh.axes=context=8", "model.seq=24"]].concat());
+    assert_eq!(found.len(), 4);
+    let two_chunk = KeyExchange::ALL.map(|exchange| Variant::Sequence(exchange, ContextOrder::TwoChunk));
+    assert_eq!(refused.into_iter().map(|it| it.plan).collect::<Vec<_>>(), two_chunk);
+    assert_eq!(ways(&[]).considered, 0);
 }
 
 /// The blocks that a device computes: with contiguous parts the last device has almost twice the mean, in other orders

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use meshloom_train::program::{Interrupt, Interrupts};
+use meshloom_cli::{Interrupt, Interrupts};
 
 fn interrupt(code: u8) -> Interrupt {
     Interrupt { code, reason: format!("signal {code}") }

@@ -1,11 +1,10 @@
 //! Metrics lines and progress lines.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use insta::assert_snapshot;
-use meshloom_train::report::{MemoryUse, MetricsWriter, Progress, StepMetrics, Summary, beside_entropy};
+use meshloom_cli::internals::progress_lines;
+use meshloom_train::report::{MemoryUse, MetricsWriter, StepMetrics, Summary, beside_entropy};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics {
@@ -70,28 +69,10 @@ fn the_file_is_json_lines() {
     assert_snapshot!(error.replace(&directory.path().display().to_string(), "DIR"), @r#"cannot write the metrics to "DIR/no/metrics.jsonl": No such file or directory (os error 2); give a path in a directory that exists"#);
 }
 
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn plain_progress() {
-    let out = Shared::default();
-    let mut progress = Progress::plain(4000, Box::new(out.clone()));
-    progress.note("compiled in 3 s");
-    (1..=4000).filter(|number| *number < 500 || *number == 4000).for_each(|number| progress.update(&step(number, 2.0)));
-    progress.finish();
-    assert_snapshot!(String::from_utf8(out.0.lock().unwrap().clone()).unwrap(), @r"
-    compiled in 3 s
+    let shown = (1..=4000).filter(|number| *number < 500 || *number == 4000);
+    assert_snapshot!(progress_lines(4000, shown.map(|number| step(number, 2.0))).join("\n"), @r"
     step 1/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 1:06:39
     step 200/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 1:03:20
     step 400/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 1:00:00

@@ -78,14 +78,13 @@ fn events_have_evaluations() {
 
 #[test]
 fn flags_of_a_run_are_refused_where_nothing_runs() {
+    let said = refused(&train(&[], &["--set", "target.topology=cpu:2"]));
+    assert!(said.contains("a topology is compiled for, not run on; use `meshloom compile`"), "{said}");
     let flags = ["--steps=2", "--metrics=m", "--tensorboard=t", "--profile=p", "--sample=3", "--load-parameters=l"];
     let more = ["--save-parameters=s", "--checkpoint=c", "--resume=r"];
     for flag in flags.into_iter().chain(more) {
         let name = flag.split('=').next().unwrap_or_default();
-        for (other, instead) in [("--target=cpu:2", "target.topology"), ("--debug-sharding", "--debug-sharding")] {
-            let said = refused(&train(&[], &[flag, other]));
-            let expected = format!("{name} is for a run, and nothing is run with {instead}");
-            assert!(said.contains(&expected), "{flag} {other}: {said}");
-        }
+        let said = refused(&train(&[], &[flag, "--debug-sharding"]));
+        assert!(said.contains(&format!("{name} is for a run, and nothing is run with --debug-sharding")), "{said}");
     }
 }

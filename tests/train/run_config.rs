@@ -686,7 +686,7 @@ fn pipeline_options() {
 #[test]
 fn a_topology_is_not_run_on() {
     let error = read("", &["target.topology=v5p:8x8x8"]).check_runnable().unwrap_err();
-    assert_snapshot!(error, @r#"target.topology is "v5p:8x8x8": a topology is compiled for, not run on; use `StepAhead::compile`, or target.topology = """#);
+    assert_snapshot!(error, @r#"target.topology is "v5p:8x8x8": a topology is compiled for, not run on; use `meshloom compile`, or target.topology = """#);
 }
 
 #[test]

@@ -437,10 +437,9 @@ fn train_searches_its_plan() {
             &["train", "--plan", "auto", "--hardware", &tiny],
             "no plan fits the memory of a device: the nearest, mesh.axes=",
         ),
-        (&[&auto[..], &["--target", "h100:1x1x8"]].concat(), "both name the hardware: leave out one of them"),
         (
             &[&auto[..], &["--process-id", "0", "--process-count", "2", "--set", "target.devices=4"]].concat(),
-            "`hlo-dump plan CONFIG --search",
+            "`meshloom plan CONFIG --search",
         ),
         (&[&auto[..], &["--set", "target.platform=cuda"]].concat(), "describes devices of cpu, but target.platform"),
         (&["train", "--hardware", &hardware], "--plan <PLAN>"),

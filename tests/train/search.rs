@@ -6,15 +6,30 @@ mod rank;
 use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
+use meshloom::analysis::StepTime;
 use meshloom::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
 use meshloom::pjrt::{DeviceDescription, NamedValue};
-use meshloom_train::config::RunConfig;
-use meshloom_train::search::{
-    Bounds, Hardware, SearchOptions, bounded, estimate_step, evaluate, hardware, hardware_from_toml,
+use meshloom_plan::{
+    Bounds, Found, Hardware, Plan, SearchOptions, Variant, bounded, evaluate, hardware, hardware_from_toml,
     hardware_of_devices, hardware_to_toml, on_hardware, read_hardware, search,
 };
+use meshloom_train::config::RunConfig;
 use rank::rank_correlation;
 use support::cases::cases;
+
+fn time(found: &Found) -> &StepTime {
+    found.time.as_ref().expect("a time on hardware")
+}
+
+/// The step of a config on hardware.
+fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Found {
+    evaluate(config, &Variant::Configured, Some(hardware), u64::MAX).expect("an estimate")
+}
+
+/// The step of a plan.
+fn estimate_plan(base: &RunConfig, plan: &Plan, hardware: &Hardware) -> Found {
+    evaluate(base, &plan.clone().into(), Some(hardware), u64::MAX).unwrap_or_else(|error| panic!("{plan:?}: {error}"))
+}
 
 fn config(set: &[&str]) -> RunConfig {
     let set: Vec<String> = set.iter().map(|&text| text.to_owned()).collect();
@@ -46,8 +61,8 @@ fn no_plan_is_better_than_the_one_that_is_found(model: &[&str], least: usize, ha
     let found = search(&base, &options(usize::MAX), &|_| {}).expect("plans");
     let best = found.best().expect("one that fits");
     assert!(!found.ended_early);
-    assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused, found.considered);
-    assert_eq!(found.refused, 0, "{:?}", found.first_refusal);
+    assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused.len(), found.considered);
+    assert_eq!(found.refused, []);
     // A share of all plans, whatever the search thought of them.
     let memory = hardware.chip.device_memory().expect("a chip with memory");
     let all = bounded(&base, hardware).expect("plans");
@@ -56,10 +71,10 @@ fn no_plan_is_better_than_the_one_that_is_found(model: &[&str], least: usize, ha
     let share = cases("train plans", all.len().div_ceil(40), all.iter().step_by(10));
     println!("{} of {} plans, {} of them searched", share.len(), all.len(), found.lowered);
     for (plan, Bounds { seconds, bytes }) in share {
-        let each = evaluate(&base, plan, hardware, memory).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
-        assert!(each.time.seconds >= seconds * 0.999, "{} < {seconds}: {plan:?}", each.time.seconds);
+        let each = estimate_plan(&base, plan, hardware);
+        assert!(each.seconds() >= seconds * 0.999, "{} < {seconds}: {plan:?}", each.seconds());
         assert!(each.bytes as f64 >= *bytes, "{} < {bytes}: {plan:?}", each.bytes);
-        assert!(!each.fits || each.time.seconds >= best.time.seconds, "{plan:?} is faster than {best:?}");
+        assert!(each.bytes > memory || each.seconds() >= best.seconds(), "{plan:?} is faster than {best:?}");
     }
 }
 
@@ -148,26 +163,26 @@ fn axes_lie_where_they_are_best() {
     let base = on_hardware(&config(&[LARGER, &["train.batch=8"]].concat()), &hardware);
     let found = search(&base, &SearchOptions::new(hardware.clone()), &|_| {}).expect("plans");
     let best = found.best().expect("one that fits");
-    assert_eq!(best.plan.mesh(), "tensor=2,fsdp=8");
-    assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused, found.considered);
+    assert_eq!(best.plan.settings()[0], "mesh.axes=tensor=2,fsdp=8");
+    assert_eq!(found.lowered + found.too_slow + found.too_large + found.refused.len(), found.considered);
     let seconds = |mesh: &str| {
         let mut config = best.plan.apply(&base);
         config.mesh.axes = mesh.to_owned();
-        let (time, bytes) = estimate_step(&config.on_devices(16).expect("it fits"), &hardware).expect("an estimate");
-        assert_eq!(bytes, best.bytes, "{mesh}");
-        time.seconds
+        let found = estimate_step(&config, &hardware);
+        assert_eq!(found.bytes, best.bytes, "{mesh}");
+        found.seconds()
     };
-    assert_eq!(seconds("tensor=2,fsdp=8"), best.time.seconds);
+    assert_eq!(seconds("tensor=2,fsdp=8"), best.seconds());
     let by_default = seconds("fsdp=8,tensor=2");
-    assert!(by_default > 1.01 * best.time.seconds, "{by_default} {}", best.time.seconds);
+    assert!(by_default > 1.01 * best.seconds(), "{by_default} {}", best.seconds());
 
     // A config that has another order is estimated as it stands, and may keep it.
     let mut ordered = best.plan.apply(&base);
     let configured = |config: &RunConfig| {
         let options = SearchOptions { most: 1, threads: 1, ..SearchOptions::new(hardware.clone()) };
-        search(config, &options, &|_| {}).expect("plans").found[0].time.seconds
+        search(config, &options, &|_| {}).expect("plans").found[0].seconds()
     };
-    assert_eq!(configured(&ordered), best.time.seconds);
+    assert_eq!(configured(&ordered), best.seconds());
     ordered.mesh.axes = "fsdp=8,tensor=2".to_owned();
     assert_eq!(configured(&ordered), by_default);
 }
@@ -184,9 +199,9 @@ fn what_is_found_is_no_worse_than_the_config() {
         let set: Vec<String> = LARGER.iter().chain(mesh).map(|&text| text.to_owned()).collect();
         let base = RunConfig::from_toml_with(pipeline, "a config", &set).expect("a config");
         let found = search(&base, &options, &|_| {}).expect("plans");
-        assert!(found.ended_early && found.lowered + found.refused == 1, "{found:?}");
-        let (time, bytes) = estimate_step(&base.on_devices(8).expect("it fits"), &hardware).expect("an estimate");
-        assert_eq!((time.seconds, bytes), (found.found[0].time.seconds, found.found[0].bytes), "{mesh:?}");
+        assert!(found.ended_early && found.lowered + found.refused.len() == 1, "{found:?}");
+        let configured = estimate_step(&base, &hardware);
+        assert_eq!((&configured.time, configured.bytes), (&found.found[0].time, found.found[0].bytes), "{mesh:?}");
     }
 }
 
@@ -200,12 +215,11 @@ fn settings_are_the_plan() {
     assert!(found.ended_early && found.lowered >= 40);
     for each in found.found.iter().step_by(7) {
         let settings = each.plan.settings();
-        let pipeline = if each.plan.pipeline.is_some() { "[pipeline]\n" } else { "" };
+        let pipeline = if each.plan.plan().is_some_and(|plan| plan.pipeline.is_some()) { "[pipeline]\n" } else { "" };
         let set: Vec<String> = LARGER.iter().map(|&text| text.to_owned()).chain(settings.clone()).collect();
         let config = RunConfig::from_toml_with(pipeline, "settings", &set).expect("a config");
-        let config = config.on_devices(8).expect("it fits");
-        let (time, bytes) = estimate_step(&config, &hardware).expect("an estimate");
-        assert_eq!((time.seconds, bytes), (each.time.seconds, each.bytes), "{settings:?}");
+        let by_set = estimate_step(&config, &hardware);
+        assert_eq!((&by_set.time, by_set.bytes), (&each.time, each.bytes), "{settings:?}");
     }
 }
 
@@ -434,7 +448,7 @@ fn what_is_offloaded_takes_the_link_and_not_the_memory() {
     let found = |remat: &str| {
         let name = format!("fsdp=8, remat {remat}");
         let plan = plans.iter().map(|(plan, _)| plan).find(|plan| plan.to_string() == name).expect(&name);
-        evaluate(&base, plan, &hardware, u64::MAX).expect("it lowers")
+        estimate_plan(&base, plan, &hardware)
     };
     let [save, offload, full] = ["save products", "offload products", "full"].map(found);
     // The bytes of each token in each layer: queries and the result of attention, keys and values, two products, and a
@@ -443,13 +457,13 @@ fn what_is_offloaded_takes_the_link_and_not_the_memory() {
     let kept: u64 = of_token * 4 * 64 * 2048 / 8;
     assert!(save.bytes > full.bytes + kept, "{} {} {kept}", save.bytes, full.bytes);
     assert!(offload.bytes < full.bytes + kept / 4, "{} {} {kept}", offload.bytes, full.bytes);
-    assert!(offload.time.computing < full.time.computing, "{offload:?} {full:?}");
+    assert!(time(&offload).computing < time(&full).computing, "{offload:?} {full:?}");
     // H100's link, of which programs reach 75 %.
     let seconds = kept as f64 / (0.75 * 64e9);
     for direction in [FROM_HOST, TO_HOST] {
-        let transfer = offload.time.transfers.iter().find(|it| it.axes == direction).expect(direction);
+        let transfer = time(&offload).transfers.iter().find(|it| it.axes == direction).expect(direction);
         assert!((transfer.seconds / seconds - 1.0).abs() < 0.01, "{transfer:?} {seconds}");
-        assert!(save.time.transfers.iter().all(|it| it.axes != direction));
+        assert!(time(&save).transfers.iter().all(|it| it.axes != direction));
     }
 }
 
@@ -475,10 +489,12 @@ fn estimates_are_in_the_order_of_measured_steps() {
     let mut of_models: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
     for row in include_str!("measured/steps.tsv").lines().skip(1) {
         let [model, settings, seconds] = row.split('\t').collect::<Vec<_>>()[..] else { panic!("{row}") };
-        let config = config(&settings.split(' ').collect::<Vec<_>>()).on_devices(8).expect("devices");
-        let (time, _) = estimate_step(&config, &hardware).unwrap_or_else(|error| panic!("{settings}: {error}"));
+        let found = estimate_step(&config(&settings.split(' ').collect::<Vec<_>>()), &hardware);
         // The devices share the cores: while some wait, others use them.
-        of_models.entry(model).or_default().push((time.seconds - time.idle, seconds.parse().expect("seconds")));
+        of_models
+            .entry(model)
+            .or_default()
+            .push((found.seconds() - time(&found).idle, seconds.parse().expect("seconds")));
     }
     for (model, pairs) in &of_models {
         println!("{model}: {:.3} of {} plans", rank_correlation(pairs), pairs.len());

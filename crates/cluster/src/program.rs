@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use meshloom_cli::{Ended, Part, ProcessFlags, Several, Start};
 use meshloom_hlo::PlatformKind;
 use meshloom_pjrt::{Client, ProcessPlace};
 use meshloom_train::config::RunConfig;
 use meshloom_train::peers::{Peers, ReplicaLink};
-use meshloom_train::program::{Ended, Part, ProcessFlags, Several, Start};
 
 use crate::launch::{Launched, own_variable};
 use crate::store::{StoreOptions, Tls, User};

@@ -26,6 +26,27 @@ pub enum Units {
     Exact,
 }
 
+/// How a command prints its answer, and how much it reads.
+#[derive(Args)]
+pub struct Common {
+    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
+    #[arg(long, global = true, help_heading = "Printing")]
+    pub json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
+    pub color: Color,
+    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
+    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
+    pub units: Option<Units>,
+    /// The most bytes of an input, plain, decompressed or decoded; by default 2 GiB, 256 MiB decompressed, and decoded
+    /// 20 times its size
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes, env = "MESHLOOM_MAX_SIZE", help_heading = "Reading")]
+    pub max_size: Option<u64>,
+    /// How deep computations may call each other; by default 1000
+    #[arg(long, global = true, value_name = "CALLS", help_heading = "Reading")]
+    pub max_depth: Option<usize>,
+}
+
 /// The input, and how to read it.
 #[derive(Args, Clone)]
 pub struct Input {
@@ -324,7 +345,7 @@ pub struct Check {
     pub max_memory: Option<u64>,
     /// The least share of transfer time that a compiled schedule must hide beside compute, from 0 to 1, of all or over
     /// an axis: 0.9, fsdp=0.9; may be given more than once. For a module that is compiled already, add --chip; other
-    /// inputs are compiled ahead of time, as `hlo-dump compile` does, for --target
+    /// inputs are compiled ahead of time, as `meshloom compile` does, for --target
     #[arg(long, value_name = "[AXIS=]SHARE", value_parser = parse_share, help_heading = "Limits")]
     pub min_overlap: Vec<(Option<String>, f64)>,
     /// With --min-overlap, for a compiled module: the chip whose rates are taken: v5p, v6e, tpu7x, h100, ...
@@ -332,7 +353,7 @@ pub struct Check {
     pub chip: Option<String>,
     /// The most times that the bytes which a device sends as emitted may be sent by the compiled program: in all, and
     /// over each combination of mesh axes that a collective runs over, whatever its kind. Compiles ahead of time, as
-    /// `hlo-dump compile` does, for --target
+    /// `meshloom compile` does, for --target
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio, help_heading = "Limits")]
     pub compiled_as_emitted: Option<f64>,
     /// With --compiled-as-emitted or --min-overlap: the hardware, such as v5p:2x2x2; by default a run config's

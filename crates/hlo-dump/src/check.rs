@@ -9,11 +9,18 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
-use crate::config_commands;
 use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::output::{self, BAD, GOOD, line, paint};
 use crate::{memory, overlap, replication};
+
+#[cfg(feature = "configs")]
+use crate::ahead::ahead;
+
+#[cfg(not(feature = "configs"))]
+fn ahead(_: &crate::arguments::Input, _: Option<&str>, _: bool) -> Result<crate::emitted::Ahead> {
+    Err(crate::run::missing("compiling ahead of time"))
+}
 
 /// The smallest parameter that `--deny replication` counts by default.
 const REPLICATED_BYTES: u64 = 64 << 10;
@@ -24,7 +31,6 @@ enum Denied {
     Replication,
     /// A loop with a collective in it, over an axis if one is named.
     InLoops(Option<String>),
-    /// A collective over an axis.
     Over(String),
     /// A collective over an axis that runs whichever branches are taken.
     OutsideConditionals(String),
@@ -32,7 +38,6 @@ enum Denied {
     AcrossBranches,
     /// A kind of collective, over an axis if one is named.
     Kind(String, Option<String>),
-    /// A collective with an unknown number of executions.
     UnknownTripCounts,
 }
 
@@ -119,7 +124,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         }
         checks.push(verdict);
     }
-    let ahead = || config_commands::compile::ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
+    let ahead = || ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;
     if !arguments.min_overlap.is_empty() {
         let line = match (chip, &ahead) {
@@ -141,7 +146,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     }
     let passed = checks.iter().all(|check| check.passed);
     if json {
-        output::json("check", &loaded.found(&Answer { passed, checks: &checks }))?;
+        output::json("hlo-dump/check", &loaded.found(&Answer { passed, checks: &checks }))?;
     } else {
         loaded.print_title();
         checks.iter().for_each(print);

@@ -28,7 +28,6 @@ struct Answer<'a> {
     conditionals: Vec<ConditionalSum<'a>>,
 }
 
-/// The sums of a selection.
 #[derive(Serialize)]
 pub struct Totals {
     #[serde(flatten)]
@@ -54,7 +53,6 @@ struct Grouped {
     groups: Vec<Sum>,
 }
 
-/// Collectives that are alike in something.
 #[derive(Serialize)]
 struct Sum {
     name: String,
@@ -72,7 +70,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     if let Some(by) = arguments.group {
         let groups = sums(&found, by);
         if json {
-            return output::json("collectives", &loaded.found(&Grouped { groups }));
+            return output::json("hlo-dump/collectives", &loaded.found(&Grouped { groups }));
         }
         loaded.print_title();
         let table = Table::of(&groups)
@@ -89,7 +87,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     if json {
         let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
         let answer = Answer { collectives: &found.entries, totals, conditionals };
-        return output::json("collectives", &loaded.found(&answer));
+        return output::json("hlo-dump/collectives", &loaded.found(&answer));
     }
     loaded.print_title();
     print(&found.entries, &found.conditionals, arguments.limit);
@@ -105,12 +103,10 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the collectives of an input, along its mesh.
 pub fn of(loaded: &Loaded) -> ModuleCollectives {
     of_module(&loaded.module, loaded)
 }
 
-/// Returns the collectives of another module for the same devices.
 pub fn of_module(module: &HloModuleProto, loaded: &Loaded) -> ModuleCollectives {
     let found = collectives(module, loaded.devices);
     match &loaded.mesh {
@@ -181,7 +177,6 @@ pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], 
     Ok(())
 }
 
-/// Keeps the collectives that the options select.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
     let all = found.entries.len();
     keep_over(found, "--over", &select.over, loaded)?;

@@ -72,7 +72,6 @@ pub fn branch_text(conditionals: &[Conditional], entry: &ModuleCollective) -> St
     entry.branches.iter().map(one).collect::<Vec<_>>().join(" > ")
 }
 
-/// Prints the bytes that each branch moves.
 pub fn print(found: &ModuleCollectives) {
     let conditionals = sums(found);
     if conditionals.is_empty() {

@@ -44,7 +44,7 @@ pub fn run(arguments: &Cost, json: bool) -> Result<()> {
     }
     note_if_empty(cost.instructions.len(), all, "instruction", [given("--scope", &arguments.scope)]);
     if json {
-        return output::json("cost", &loaded.found(&Answer { chip: chip.map(|chip| chip.name), cost: &cost }));
+        return output::json("hlo-dump/cost", &loaded.found(&Answer { chip: chip.map(|chip| chip.name), cost: &cost }));
     }
     loaded.print_title();
     print_rows(&rows(&cost, by), chip.is_some(), arguments.limit);
@@ -67,7 +67,6 @@ pub fn of(loaded: &Loaded, chip: Option<&Chip>) -> ModuleCost {
     cost(&loaded.module, &chip.map_or(options, |chip| options.on(chip)))
 }
 
-/// A row of the table.
 struct Row {
     name: String,
     executions: Option<Amount>,
@@ -77,7 +76,6 @@ struct Row {
 }
 
 impl Row {
-    /// Returns a row with the sum of nothing.
     fn empty(name: &str, executions: u64) -> Row {
         let executions = Some(Amount::Exactly(executions));
         Row { name: name.to_owned(), executions, total: Work::default(), seconds: None, from: String::new() }
@@ -130,7 +128,6 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
     rows
 }
 
-/// Returns the loops, and the instructions outside of all loops.
 fn loops(cost: &ModuleCost) -> Vec<Row> {
     let row = |it: &LoopCost| {
         let times = output::bounds_of_times(it.trips);

@@ -12,7 +12,6 @@ use crate::input::{Described, Loaded, load_path};
 use crate::memory;
 use crate::output::{self, BOLD, WARN, line, paint};
 
-/// A figure of both programs.
 #[derive(Serialize)]
 struct Figure {
     name: &'static str,
@@ -47,7 +46,7 @@ pub fn run(arguments: &Diff, json: bool) -> Result<Outcome> {
     let outcome = if same || !arguments.exit_code { Outcome::Done } else { Outcome::Found };
     if json {
         let (before, after) = (before.describe(), after.describe());
-        output::json("diff", &Answer { before, after, same, figures: &figures, diff: &changes })?;
+        output::json("hlo-dump/diff", &Answer { before, after, same, figures: &figures, diff: &changes })?;
         return Ok(outcome);
     }
     for (sign, loaded) in [("-", &before), ("+", &after)] {

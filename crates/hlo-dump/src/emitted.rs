@@ -4,13 +4,14 @@
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
 use meshloom_analysis::{Chip, ModuleCollective, ModuleCollectives};
+use meshloom_hlo::table::Table;
 use serde::Serialize;
 
 use crate::collectives::{self, axes_of};
 use crate::input::Loaded;
 use crate::moved::Moved;
+use crate::output::{self, BOLD, line, paint};
 
-/// The collectives of a kind over some axes.
 #[derive(Serialize)]
 pub struct KindOverAxes {
     kind: &'static str,
@@ -41,7 +42,6 @@ impl Sums {
         Sums { axes, emitted, compiled, ratio }
     }
 
-    #[cfg(feature = "configs")]
     fn ratio_text(&self) -> String {
         match (self.ratio, self.emitted.moved_bytes().most) {
             (Some(ratio), _) => format!("{ratio:.3}"),
@@ -55,7 +55,6 @@ impl Sums {
 pub struct Ahead {
     /// The collectives before; `None` if XLA is to partition the program.
     pub emitted: Option<ModuleCollectives>,
-    /// The compiled program.
     pub after: Loaded,
     /// The chip that it was compiled for, if the chip's rates are published.
     pub chip: Option<&'static Chip>,
@@ -66,7 +65,6 @@ impl Ahead {
         self.chip.with_context(|| format!("{}: no rates are published for its chip", self.after.name))
     }
 
-    /// Compares the collectives of both.
     pub fn compared(&self) -> Result<Emitted> {
         let Some(before) = &self.emitted else {
             bail!(
@@ -79,7 +77,6 @@ impl Ahead {
     }
 }
 
-/// The collectives before and after.
 #[derive(Serialize)]
 pub struct Emitted {
     pub by_kind: Vec<KindOverAxes>,
@@ -103,11 +100,7 @@ impl Emitted {
         }
     }
 
-    #[cfg(feature = "configs")]
     pub fn print(&self) {
-        use crate::output::{self, BOLD, line, paint};
-        use meshloom_hlo::table::Table;
-
         line(&paint(BOLD, "collectives as emitted, and as compiled"));
         let kinds = self.by_kind.iter().map(|row| (row.kind, &row.sums));
         let table = Table::of(kinds.chain([("in all", &self.all)]))

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::arguments::{Explain, Input};
 use crate::input::{Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
-use crate::run::{Explanation, Run};
+use crate::run::Said;
 
 /// The most tensors that are shown. A name that more tensors share does not tell them apart.
 const MOST: usize = 8;
@@ -18,7 +18,7 @@ struct Answer<'a> {
     tensor: &'a str,
     /// The chain of origins, from a run config.
     #[serde(skip_serializing_if = "Option::is_none")]
-    explanations: Option<Vec<Explanation>>,
+    explanations: Option<serde_json::Value>,
     /// The way to a stated sharding, from HLO.
     #[serde(skip_serializing_if = "Option::is_none")]
     stated: Option<Vec<StatedFrom>>,
@@ -36,18 +36,16 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
         bail!("the tensor has no name; write a parameter's path, a scope, an instruction's name, or file:line");
     }
     let loaded = load(&arguments.input)?;
-    let (explanations, stated) = match &loaded.run {
-        Some(run) => (Some(explained(run.as_ref(), tensor)?), None),
+    let (explained, stated) = match &loaded.run {
+        Some(run) => (Some(run.explain(tensor, MOST)?), None),
         None => (None, Some(traced(&loaded, tensor)?)),
     };
+    let (explanations, lines) = explained.map(|Said { json, lines }| (json, lines)).unzip();
     if json {
-        return output::json("explain", &loaded.found(&Answer { tensor, explanations, stated }));
+        return output::json("hlo-dump/explain", &loaded.found(&Answer { tensor, explanations, stated }));
     }
     line(&paint(BOLD, &loaded.title()));
-    for explanation in explanations.iter().flatten() {
-        line("");
-        print_explanation(explanation);
-    }
+    lines.iter().flatten().for_each(|text| line(text));
     for stated in stated.iter().flatten() {
         line("");
         print_stated(stated);
@@ -66,17 +64,6 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn explained(run: &dyn Run, tensor: &str) -> Result<Vec<Explanation>> {
-    let mut found = run.explain(tensor)?;
-    // A layer that is written out several times gives the same explanation several times.
-    found.dedup();
-    if found.len() > MOST {
-        output::note(&format!("{} tensors are called \"{tensor}\"; these are the first {MOST}", found.len()));
-        found.truncate(MOST);
-    }
-    Ok(found)
-}
-
 fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
     let mut found = trace_sharding(&loaded.module, tensor, MOST + 1)?;
     if found.len() > MOST {
@@ -84,22 +71,6 @@ fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
         found.truncate(MOST);
     }
     Ok(found)
-}
-
-#[cfg(feature = "configs")]
-fn print_explanation(explanation: &Explanation) {
-    for (depth, step) in explanation.steps.iter().enumerate() {
-        let meshloom::sharding::ExplainedStep { name, ty, spec, because, source } = step;
-        let indent = "  ".repeat(depth);
-        let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
-        line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
-        line(&format!("{indent}  {because}"));
-    }
-}
-
-#[cfg(not(feature = "configs"))]
-fn print_explanation(explanation: &Explanation) {
-    match *explanation {}
 }
 
 fn print_stated(stated: &StatedFrom) {

@@ -12,7 +12,6 @@ use meshloom_hlo::suggest::did_you_mean;
 
 use crate::arguments::Reading;
 
-/// A file of a folder.
 pub struct Chosen {
     pub file: PathBuf,
     /// The same module as a proto, if the folder has it.
@@ -22,7 +21,6 @@ pub struct Chosen {
     pub stage: Option<Stage>,
 }
 
-/// A module's dump at one point.
 #[derive(Clone)]
 struct Dump {
     path: PathBuf,
@@ -98,7 +96,6 @@ fn plain_pass(word: &str) -> &str {
     word.trim_start_matches("after_").trim_start_matches("before_")
 }
 
-/// Returns the files by their module.
 fn modules(folder: &Path) -> Result<BTreeMap<String, Vec<Dump>>> {
     let mut modules: BTreeMap<String, Vec<Dump>> = BTreeMap::new();
     for entry in std::fs::read_dir(folder).context("cannot list it")? {

@@ -12,12 +12,16 @@ use meshloom_hlo::{PlatformKind, Stage};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::configs;
 use crate::folder;
 use crate::output::{BOLD, Busy, WARN, line, paint, plural};
-use crate::run::Run;
+use crate::run::{Reader, Run, missing};
 use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
+
+#[cfg(feature = "configs")]
+const READER: Option<Reader> = Some(crate::configs::READER);
+#[cfg(not(feature = "configs"))]
+const READER: Option<Reader> = None;
 
 /// A module, with everything that is known of it.
 pub struct Loaded {
@@ -32,9 +36,7 @@ pub struct Loaded {
     /// The form of the input: "HLO text", "run config".
     pub form: &'static str,
     pub stage: Option<Stage>,
-    /// The run config that it comes from, if any.
     pub run: Option<Box<dyn Run>>,
-    /// The profile that it comes from, if any.
     pub profile: Option<Profile>,
 }
 
@@ -54,7 +56,6 @@ pub struct Found<'a, T> {
     answer: &'a T,
 }
 
-/// The description of an input in JSON.
 #[derive(Serialize)]
 pub struct Described<'a> {
     input: &'a str,
@@ -97,12 +98,10 @@ impl Loaded {
         self.mesh.is_none() && self.device_count() > 1
     }
 
-    /// Returns the compiler that the program is for, if a run config states it.
     pub fn backend(&self) -> Option<PlatformKind> {
         self.run.as_ref().and_then(|run| run.backend())
     }
 
-    /// Returns the number of train steps in one execution of the program.
     pub fn steps_per_execution(&self) -> u64 {
         self.run.as_ref().map_or(1, |run| run.steps_per_call())
     }
@@ -115,7 +114,6 @@ impl Loaded {
         format!("{} ({stage}{}, {devices}{mesh})", self.module.name, self.form)
     }
 
-    /// Returns the argument that names it on the command line.
     pub fn argument(&self) -> &str {
         if self.name == STANDARD_INPUT { "-" } else { &self.name }
     }
@@ -137,7 +135,7 @@ impl Loaded {
             (Some(_), _) => "take --stage partitioned".to_owned(),
             (None, Some(_)) => "take --stage partitioned or --stage compiled, if the folder has them".to_owned(),
             (None, None) => format!(
-                "take the text of `lowered.compile()` in JAX, or `hlo-dump compile {} --target TARGET -o FILE`",
+                "take the text of `lowered.compile()` in JAX, or `meshloom compile {} --target TARGET -o FILE`",
                 self.argument()
             ),
         };
@@ -221,14 +219,12 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
     Ok(Loaded { form: "program of a profile", profile: Some(Profile { space, program: Some(id) }), ..loaded })
 }
 
-/// Returns a profile whose program is given separately.
 pub fn load_profile(path: &Path) -> Result<Profile> {
     let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?, &streams::limits())?) };
     let space = read().with_context(|| path.display().to_string())?;
     Ok(Profile { space, program: None })
 }
 
-/// Shows a sign of life while a large input is read.
 fn busy(name: &str, bytes: usize) -> Option<Busy> {
     const LARGE: usize = 16 << 20;
     (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))
@@ -241,10 +237,14 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
     let is_named = path.extension().is_some_and(|extension| extension == "toml");
     match text.filter(|_| is_named) {
         Some(text) => Ok(text.to_owned()),
-        None if text.is_some_and(configs::is_config) && matches!(error, ReadError::OtherText { .. }) => Err(anyhow!(
-            "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
+        None if text.is_some_and(|text| READER.is_some_and(|it| (it.is_config)(text)))
+            && matches!(error, ReadError::OtherText { .. }) =>
+        {
+            Err(anyhow!(
+                "this is TOML, as run configs are, and a run config tells compilers what to do: if it is one and you trust \
              it, give --run-config, or name the file .toml"
-        )),
+            ))
+        }
         None => Err(error.into()),
     }
 }
@@ -287,7 +287,7 @@ fn from_hlo(
 ) -> Result<Loaded> {
     if let Some(stage) = reading.stage {
         bail!(
-            "--stage {stage} is for run configs and dump folders; a file of HLO is one stage, and `hlo-dump compile` compiles it"
+            "--stage {stage} is for run configs and dump folders; a file of HLO is one stage, and `meshloom compile` compiles it"
         );
     }
     if !reading.set.is_empty() {
@@ -351,7 +351,8 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = configs::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
+    let reader = READER.ok_or_else(|| missing("a run config"))?;
+    let (run, program) = (reader.read)(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;

@@ -4,82 +4,82 @@
 //! (`output.rs`). `meshloom_analysis` computes; a command only prints.
 //!
 //! [`main`] is the program. [`run`] runs a command within another process: its input and output are in memory, and
-//! several threads may run commands at the same time.
+//! several threads may run commands at the same time. The program `meshloom` has commands of the same kind: they share
+//! the modules for inputs and output, [`parse`] and [`execute`].
 
-mod arguments;
+#[cfg(feature = "configs")]
+#[doc(hidden)]
+pub mod ahead;
+#[doc(hidden)]
+pub mod arguments;
 mod check;
-mod collectives;
-mod conditionals;
-#[cfg_attr(not(feature = "configs"), path = "config_commands/absent.rs")]
-mod config_commands;
-#[cfg_attr(not(feature = "configs"), path = "configs/absent.rs")]
-mod configs;
-mod cost;
+#[doc(hidden)]
+pub mod collectives;
+#[doc(hidden)]
+pub mod conditionals;
+#[cfg(feature = "configs")]
+#[doc(hidden)]
+pub mod configs;
+#[doc(hidden)]
+pub mod cost;
 mod diff;
-mod emitted;
+#[doc(hidden)]
+pub mod emitted;
 mod explain;
 mod folder;
-mod input;
+#[doc(hidden)]
+pub mod input;
 #[doc(hidden)]
 pub mod internals;
-mod markup;
+#[doc(hidden)]
+pub mod markup;
 mod memory;
 mod moved;
-mod output;
-mod overlap;
+#[doc(hidden)]
+pub mod output;
+#[doc(hidden)]
+pub mod overlap;
 mod replication;
 mod report;
 mod run;
 mod selection;
 mod show;
-mod source;
-mod streams;
+#[doc(hidden)]
+pub mod source;
+#[doc(hidden)]
+pub mod streams;
 mod traffic;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units, parse_bytes};
+use arguments::{Check, Collectives, Common, Cost, Diff, Explain, Memory, Report, Show, Traffic};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use meshloom_hlo::message::shown_error;
 use meshloom_hlo::suggest::did_you_mean;
 use streams::Stream;
-pub use streams::{Caller, Ran};
+pub use streams::{Caller, Ran, within};
 
 /// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
 ///
 /// Reads HLO and StableHLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders,
-/// profiles, and meshloom's own run configs. Only `compile`, `bisect`, `doctor` and `--stage compiled` of a config need
-/// a plugin.
+/// profiles, and meshloom's own run configs. Only `--stage compiled` of a config, and a check of what is compiled, need a
+/// plugin.
 #[derive(Parser)]
 #[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
-    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
-    #[arg(long, global = true, help_heading = "Printing")]
-    json: bool,
-    /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
-    color: Color,
-    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
-    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
-    units: Option<Units>,
-    /// The most bytes of an input, plain, decompressed or decoded; by default 2 GiB, 256 MiB decompressed, and decoded
-    /// 20 times its size
-    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes, env = "MESHLOOM_MAX_SIZE", help_heading = "Reading")]
-    max_size: Option<u64>,
-    /// How deep computations may call each other; by default 1000
-    #[arg(long, global = true, value_name = "CALLS", help_heading = "Reading")]
-    max_depth: Option<usize>,
+    #[command(flatten)]
+    common: Common,
 }
 
 const EXIT_STATUS: &str = "INPUT is HLO or StableHLO text, an HLO proto, an XLA dump folder, a profile (*.xplane.pb), a \
 run config (.toml), or - for standard input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` \
-found a violation, `bisect` a symptom, or `diff --exit-code` a difference; 2 an error.";
+found a violation, or `diff --exit-code` a difference; 2 an error.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -102,8 +102,6 @@ enum Command {
     Report(Report),
     /// Hold a program to limits, for CI
     Check(Check),
-    #[command(flatten)]
-    Configs(config_commands::Command),
     /// Print shell completions
     Completions {
         /// The shell
@@ -118,7 +116,7 @@ enum Command {
 
 /// The outcome of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// The command did what it was asked to.
     Done,
     /// A check found something, or a diff a difference.
@@ -128,8 +126,9 @@ pub(crate) enum Outcome {
 /// The program: it reads the process's arguments and streams, and logs what the compiler reports. It ends the process
 /// if a reader of its output has gone away.
 pub fn main() -> ExitCode {
+    #[cfg(feature = "configs")]
     configs::start();
-    ExitCode::from(execute(std::env::args_os()))
+    ExitCode::from(execute_line(std::env::args_os()))
 }
 
 /// Runs a command with the arguments that follow the program's name.
@@ -138,23 +137,29 @@ pub fn main() -> ExitCode {
 /// folder. The caller decides whether to subscribe to logs.
 pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>, caller: Caller) -> Ran {
     let name = std::iter::once("hlo-dump".into());
-    streams::within(caller, || execute(name.chain(arguments.into_iter().map(Into::into))))
+    streams::within(caller, || execute_line(name.chain(arguments.into_iter().map(Into::into))))
 }
 
-/// Runs a command line, and returns the exit status.
-fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
-    let arguments = match read_arguments(command_line) {
-        Ok(arguments) => arguments,
-        // Help is not an error, and goes to the standard output.
-        Err(error) => {
-            let stream = if error.use_stderr() { Stream::Err } else { Stream::Out };
-            let _ = streams::print_styled(stream, &error.render().ansi().to_string());
-            return if error.use_stderr() { 2 } else { 0 };
-        }
-    };
-    output::configure(arguments.color, arguments.units);
-    streams::set_limits(arguments.max_size, arguments.max_depth);
-    match execute_command(arguments) {
+fn execute_line(command_line: impl Iterator<Item = OsString>) -> u8 {
+    match parse::<Arguments>(command_line, |_| true) {
+        Ok(Arguments { command, common }) => execute(&common, |json| execute_command(command, json)),
+        Err(error) => print_usage(&error),
+    }
+}
+
+/// Prints the error of a command line, or the help that it asks for, and returns the exit status.
+pub fn print_usage(error: &clap::Error) -> u8 {
+    // Help is not an error, and goes to the standard output.
+    let stream = if error.use_stderr() { Stream::Err } else { Stream::Out };
+    let _ = streams::print_styled(stream, &error.render().ansi().to_string());
+    if error.use_stderr() { 2 } else { 0 }
+}
+
+/// Runs a command, which gets whether it is to print JSON. Prints its error, and returns the exit status.
+pub fn execute(common: &Common, command: impl FnOnce(bool) -> Result<Outcome>) -> u8 {
+    output::configure(common.color, common.units);
+    streams::set_limits(common.max_size, common.max_depth);
+    match command(common.json) {
         Ok(Outcome::Done) => 0,
         Ok(Outcome::Found) => 1,
         Err(error) => {
@@ -165,33 +170,42 @@ fn execute(command_line: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
-/// Reads the command line. A negative number is a value, which the option then refuses in its own words. A limit of
-/// rows with `--json`, which prints all rows, is an error.
-fn read_arguments(command_line: impl Iterator<Item = OsString>) -> Result<Arguments, clap::Error> {
+/// Reads the command line of a program whose commands have [`Common`] arguments where `is_common` says so of their
+/// names. A negative number is a value, which the option then refuses in its own words. A limit of rows with `--json`,
+/// which prints all rows, is an error.
+///
+/// # Errors
+/// The command line cannot be read, or asks for help.
+pub fn parse<A: Parser>(
+    command_line: impl IntoIterator<Item = OsString>,
+    is_common: impl Fn(&str) -> bool,
+) -> Result<A, clap::Error> {
     let takes_numbers = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
         true => argument.allow_negative_numbers(true),
         false => argument,
     };
-    let mut command = Arguments::command().mut_subcommands(|command| command.mut_args(takes_numbers));
+    let mut command = A::command().mut_subcommands(|command| match is_common(command.get_name()) {
+        true => command.mut_args(takes_numbers),
+        false => command,
+    });
     let matches = command.try_get_matches_from_mut(command_line)?;
-    let arguments = Arguments::from_arg_matches(&matches)?;
-    let is_given = |command: &clap::ArgMatches| {
-        let has_limit = command.ids().any(|id| id == "limit");
-        has_limit && command.value_source("limit") == Some(ValueSource::CommandLine)
+    let is_limited = |given: &clap::ArgMatches| {
+        let has = |id: &str| given.ids().any(|it| it == id);
+        let is_json = has("json") && given.get_flag("json");
+        is_json && has("limit") && given.value_source("limit") == Some(ValueSource::CommandLine)
     };
-    if arguments.json && matches.subcommand().is_some_and(|(_, command)| is_given(command)) {
+    if matches.subcommand().is_some_and(|(_, given)| is_limited(given)) {
         let what = "--limit is for tables; --json prints all rows, so leave one of them out";
         return Err(command.error(ErrorKind::ArgumentConflict, what));
     }
-    Ok(arguments)
+    A::from_arg_matches(&matches)
 }
 
-fn execute_command(arguments: Arguments) -> Result<Outcome> {
-    let json = arguments.json;
-    if json && matches!(arguments.command, Command::Completions { .. } | Command::Man { .. }) {
+fn execute_command(command: Command, json: bool) -> Result<Outcome> {
+    if json && matches!(command, Command::Completions { .. } | Command::Man { .. }) {
         anyhow::bail!("--json: this command prints no table; `collectives`, `memory`, `cost` and the others do");
     }
-    match arguments.command {
+    match command {
         Command::Show(show) => show::run(&show, json)?,
         Command::Collectives(collectives) => collectives::run(&collectives, json)?,
         Command::Memory(memory) => memory::run(&memory, json)?,
@@ -201,7 +215,6 @@ fn execute_command(arguments: Arguments) -> Result<Outcome> {
         Command::Traffic(traffic) => traffic::run(&traffic, json)?,
         Command::Report(report) => report::run(&report, json)?,
         Command::Check(check) => return check::run(&check, json),
-        Command::Configs(command) => return command.run(json),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "hlo-dump", &mut script);
@@ -212,7 +225,6 @@ fn execute_command(arguments: Arguments) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Prints the manual page of a command, or of all.
 fn manual(name: Option<&str>) -> Result<()> {
     let all = Arguments::command();
     let page = match name {

@@ -38,7 +38,7 @@ pub fn run(arguments: &Memory, json: bool) -> Result<()> {
     let upper = upper(&found, chip.map(|chip| chip.backend).or_else(|| loaded.backend()));
     if json {
         let chip = chip.map(|chip| chip.name);
-        return output::json("memory", &loaded.found(&Answer { memory: &found, upper, chip, chip_bytes }));
+        return output::json("hlo-dump/memory", &loaded.found(&Answer { memory: &found, upper, chip, chip_bytes }));
     }
     loaded.print_title();
     print_sums(&found, upper.as_ref(), loaded.partitioning.is_pending());

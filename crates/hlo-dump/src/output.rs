@@ -69,7 +69,6 @@ pub fn bytes_as_they_are(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Writes a whole file.
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -79,7 +78,8 @@ pub fn note(text: &str) {
     error_line(&paint(DIM, &format!("note: {text}")));
 }
 
-/// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields.
+/// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields. `command` is the command with the
+/// program before it.
 pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
     #[derive(Serialize)]
     struct Versioned<'a, T> {
@@ -87,9 +87,7 @@ pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
         #[serde(flatten)]
         value: &'a T,
     }
-    let text =
-        serde_json::to_string_pretty(&Versioned { schema: format!("hlo-dump/{command}/{SCHEMA_VERSION}"), value })?;
-    line(&text);
+    line(&serde_json::to_string_pretty(&Versioned { schema: format!("{command}/{SCHEMA_VERSION}"), value })?);
     Ok(())
 }
 
@@ -103,7 +101,6 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// Returns bytes that may not be known.
 pub fn known_bytes(count: Option<u64>) -> String {
     count.map_or("?".to_owned(), bytes)
 }
@@ -212,7 +209,6 @@ pub fn amount(amount: Amount) -> String {
     with_bound(amount, thousands)
 }
 
-/// Returns a number of bytes that may not be known.
 pub fn amount_of_bytes(amount: Amount) -> String {
     with_bound(amount, bytes)
 }

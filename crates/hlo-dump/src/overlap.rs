@@ -11,7 +11,6 @@ use crate::collectives::{axes_text, where_from};
 use crate::input::Loaded;
 use crate::output;
 
-/// Returns the time line of a compiled module on a chip.
 pub fn of(loaded: &Loaded, chip: &Chip) -> Result<ModuleOverlap> {
     let slices = slice_count(&loaded.module);
     let slice_devices = (slices > 1).then(|| loaded.device_count() / slices);
@@ -29,7 +28,6 @@ pub fn by_exposed(a: &CollectiveOverlap, b: &CollectiveOverlap) -> Ordering {
     b.hidden.exposed_seconds.total_cmp(&a.hidden.exposed_seconds)
 }
 
-/// Returns an axis, or a part of one, of the mesh that a module names.
 pub fn axis<'a>(name: &str, loaded: &'a Loaded) -> Result<(AxisPart, &'a Mesh)> {
     let Some(mesh) = &loaded.mesh else {
         bail!("--min-overlap {name}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")

@@ -1,22 +1,30 @@
-//! The interface to a run config and its program. `configs` implements it; without that feature it has no
-//! implementation.
+//! The interface to run configs. The feature `configs` implements it.
 
 use anyhow::Result;
 use maud::Markup;
-#[cfg(feature = "configs")]
-pub use meshloom::sharding::Explanation;
-use meshloom_hlo::PlatformKind;
 use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::HloModuleProtoWithConfig;
+use meshloom_hlo::{PlatformKind, Stage};
 use serde::Serialize;
 
-/// The way from a tensor's sharding to its reason. Without run configs there is none.
-#[cfg(not(feature = "configs"))]
-#[derive(PartialEq, Serialize)]
-pub enum Explanation {}
+/// The reader of run configs.
+pub struct Reader {
+    /// Whether text that is not HLO may be a run config.
+    pub is_config: fn(&str) -> bool,
+    /// Reads a config, which messages call by a name, with overrides, and lowers its program to a stage.
+    pub read: fn(&str, &str, Stage, &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)>,
+}
+
+/// Returns the error of a part of the program that needs run configs or plugins, where it is built without them.
+pub fn missing(what: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{what} needs the feature `configs`, which this hlo-dump is built without; `cargo install hlo-dump` builds one \
+         that has it"
+    )
+}
 
 /// A run config and its program, as commands ask about them.
 pub trait Run {
-    /// The config itself.
     #[cfg(feature = "configs")]
     fn config(&self) -> &meshloom_train::config::RunConfig;
 
@@ -31,41 +39,51 @@ pub trait Run {
     fn steps_per_call(&self) -> u64;
 
     /// The schedule of the replicas' syncs, if the config has them sync now and then.
-    fn diloco(&self) -> Result<Option<Diloco>>;
+    fn syncs(&self) -> Result<Option<Syncs>>;
 
-    /// The reasons why the tensors of a name are sharded as they are.
-    fn explain(&self, tensor: &str) -> Result<Vec<Explanation>>;
+    /// The reasons why the tensors of a name are sharded as they are: so many of them at most.
+    fn explain(&self, tensor: &str, most: usize) -> Result<Said>;
 
-    /// Meshloom's own graph, as text.
     fn graph_text(&self) -> String;
 
     /// The implementation of each op that has several.
-    fn kernels(&self) -> Vec<KernelRow>;
+    fn kernels(&self) -> Result<Said>;
 
     /// Values that our partitioner had to gather for an op, each as a sentence.
     fn gathered_for_ops(&self) -> Vec<String>;
 
     /// The shardings of values by the rules; `None` if XLA is to decide, or if there is one device.
-    fn shardings(&self) -> Option<Vec<ShardingRow>>;
+    fn shardings(&self) -> Option<Vec<Row>>;
 
     /// The schedule of the config's pipeline, as a section of the report's page.
     fn pipeline_section(&self) -> Result<Option<Markup>>;
 }
 
-/// The implementation of an op, with its operands on one device.
-#[derive(Serialize)]
-pub struct KernelRow {
-    pub op: String,
-    pub operands: String,
-    pub implementation: String,
-    pub how: String,
-    /// The number of such ops in the program.
-    pub count: usize,
+/// An answer that only a run config can give, in both forms in which commands print.
+pub struct Said {
+    /// The list of the answer's parts.
+    pub json: serde_json::Value,
+    pub lines: Vec<String>,
+}
+
+/// A value that states its sharding.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Row {
+    /// Its name in the program, or the path of an argument.
+    pub value: String,
+    pub shape: String,
+    /// The axes of each dimension, as the program states them.
+    pub sharding: String,
+    pub device_bytes: Option<u64>,
+    /// The bytes of the whole value, if they differ from those of a part.
+    pub whole_bytes: Option<u64>,
+    /// The reason: a rule, an annotation, an op; or the place where it is written.
+    pub origin: String,
 }
 
 /// The steps at which the replicas of DiLoCo send their updates, and the form of these.
 #[derive(Serialize)]
-pub struct Diloco {
+pub struct Syncs {
     /// The number of steps until everything repeats.
     pub period: usize,
     /// The number of steps from one sync, of whatever fragment, to the next.
@@ -83,20 +101,3 @@ pub struct Diloco {
 
 /// The fragment that is sent after a step, and the one that comes in: `all` or `fragment 2`.
 pub type Event = (Option<String>, Option<String>);
-
-/// A value that states its sharding.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ShardingRow {
-    /// Its name in the program, or the path of an argument.
-    pub value: String,
-    /// The type and dimensions.
-    pub shape: String,
-    /// The axes of each dimension, as the program states them.
-    pub sharding: String,
-    /// The bytes of a device's part.
-    pub device_bytes: Option<u64>,
-    /// The bytes of the whole value, if they differ from those of a part.
-    pub whole_bytes: Option<u64>,
-    /// The reason: a rule, an annotation, an op; or the place where it is written.
-    pub origin: String,
-}

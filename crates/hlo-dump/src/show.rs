@@ -23,7 +23,7 @@ use serde::Serialize;
 use crate::arguments::{Emit, Show};
 use crate::input::{Loaded, load};
 use crate::output;
-use crate::run::KernelRow;
+use crate::run::Said;
 use crate::streams::{self, Stream};
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
@@ -41,7 +41,7 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
         Emit::Stablehlo => write_text(file, &stablehlo(&loaded, arguments.full)?),
         Emit::Json => match file {
-            None => output::json("show", &loaded.found(&described(&loaded, arguments)?)),
+            None => output::json("hlo-dump/show", &loaded.found(&described(&loaded, arguments)?)),
             Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&described(&loaded, arguments)?))?),
         },
         Emit::Dot => write_text(file, &drawing::dot(&loaded, arguments)?),
@@ -111,7 +111,6 @@ fn one_computation(text: String, arguments: &Show) -> Result<String> {
         .ok_or_else(|| no_computation(name, blocks.iter().map(|block| called(block))))
 }
 
-/// Returns the error for a computation that does not exist.
 pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow::Error {
     const SHOWN: usize = 20;
     let names: Vec<String> = names.filter(|name| !name.is_empty() && name != "HloModule").collect();
@@ -120,7 +119,6 @@ pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow
     anyhow!("there is no computation \"{name}\"{near}; there are {}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
 
-/// Returns meshloom's own graph at the stage.
 fn graph(loaded: &Loaded) -> Result<String> {
     let Some(run) = &loaded.run else { bail!("--emit graph is for run configs: HLO has no meshloom graph") };
     if loaded.stage == Some(Stage::Compiled) {
@@ -129,33 +127,21 @@ fn graph(loaded: &Loaded) -> Result<String> {
     Ok(run.graph_text())
 }
 
-#[derive(Serialize)]
-struct KernelsAnswer {
-    kernels: Vec<KernelRow>,
-}
-
-/// Prints the implementation of each op that has several.
 fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
     let Some(run) = &loaded.run else { bail!("--kernels is for run configs: in HLO an op is what computes it") };
     if !matches!(loaded.stage, Some(Stage::Partitioned | Stage::Compiled)) {
         bail!("kernels are chosen for the program of one device; take --stage partitioned");
     }
-    let kernels = run.kernels();
+    let Said { json: kernels, lines } = run.kernels()?;
     if json {
-        let answer = KernelsAnswer { kernels };
+        let answer = serde_json::json!({ "kernels": kernels });
         return match file {
-            None => output::json("show", &loaded.found(&answer)),
+            None => output::json("hlo-dump/show", &loaded.found(&answer)),
             Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&answer))?),
         };
     }
-    let lines = kernels.iter().map(|row| {
-        let KernelRow { op, operands, implementation, how, count } = row;
-        let how = if how.is_empty() { String::new() } else { format!(": {how}") };
-        format!("{op} ({count}): {implementation}{how}; operands of a device: {operands}\n")
-    });
-    let none = "the program has no op with several implementations\n".to_owned();
-    let text = if kernels.is_empty() { none } else { lines.collect() };
-    write_text(file, &text)
+    let none = "the program has no op with several implementations".to_owned();
+    write_text(file, &(if lines.is_empty() { none } else { lines.join("\n") } + "\n"))
 }
 
 fn write_text(file: Option<&Path>, text: &str) -> Result<()> {

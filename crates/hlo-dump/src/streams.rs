@@ -6,7 +6,6 @@
 use std::cell::RefCell;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Cursor, IsTerminal, Read, Write};
-#[cfg(feature = "configs")]
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -24,7 +23,6 @@ pub struct Caller {
     pub input: Vec<u8>,
     /// The program that compiles in a process of its own: its `main` calls `meshloom::pjrt::worker::run_if_asked`
     /// first. The default is the program of `MESHLOOM_WORKER`, or else the one that runs the command.
-    #[cfg(feature = "configs")]
     pub worker: Option<PathBuf>,
 }
 
@@ -65,7 +63,6 @@ struct Memory {
     input: Cursor<Vec<u8>>,
     out: Vec<u8>,
     err: Vec<u8>,
-    #[cfg(feature = "configs")]
     worker: Option<PathBuf>,
 }
 
@@ -96,13 +93,7 @@ pub fn within(caller: Caller, command: impl FnOnce() -> u8) -> Ran {
         }
     }
 
-    let memory = Memory {
-        input: Cursor::new(caller.input),
-        out: Vec::new(),
-        err: Vec::new(),
-        #[cfg(feature = "configs")]
-        worker: caller.worker,
-    };
+    let memory = Memory { input: Cursor::new(caller.input), out: Vec::new(), err: Vec::new(), worker: caller.worker };
     let mut before = Before(Some(STREAMS.replace(Streams::of(Place::Memory(Box::new(memory))))));
     let status = command();
     let (out, err) = match before.back() {
@@ -124,7 +115,6 @@ pub fn set_units(units: Units) {
     STREAMS.with_borrow_mut(|streams| streams.units = units);
 }
 
-/// Returns the limits of an input.
 pub fn limits() -> Limits {
     STREAMS.with_borrow(|streams| {
         let limits = streams.max_size.map_or_else(Limits::default, Limits::up_to);
@@ -136,8 +126,6 @@ pub fn set_limits(max_size: Option<u64>, max_depth: Option<usize>) {
     STREAMS.with_borrow_mut(|streams| (streams.max_size, streams.max_depth) = (max_size, max_depth));
 }
 
-/// Returns the caller's worker.
-#[cfg(feature = "configs")]
 pub fn worker() -> Option<PathBuf> {
     STREAMS.with_borrow(|streams| match &streams.place {
         Place::Process => None,
@@ -211,7 +199,6 @@ impl Busy {
         busy
     }
 
-    /// Shows another text.
     pub fn say(&self, doing: &str) {
         if self.is_seen {
             eprint!("\r\x1b[2K{}", shown(doing));

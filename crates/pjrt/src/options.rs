@@ -32,6 +32,18 @@ impl DebugValue {
     }
 }
 
+/// The text that [`DebugValue::parse`] reads.
+impl fmt::Display for DebugValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DebugValue::Text(text) => text.fmt(f),
+            DebugValue::Bool(value) => value.fmt(f),
+            DebugValue::Int(value) => value.fmt(f),
+            DebugValue::Float(value) => value.fmt(f),
+        }
+    }
+}
+
 /// The processes on whose devices a program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Span {

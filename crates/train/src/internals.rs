@@ -1,11 +1,6 @@
 //! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
 //! change or remove it.
 
-pub use crate::bisect::program::parts_of;
-pub use crate::bisect::search::xla_flags;
-pub use crate::bisect::symptom::{difference, not_finite};
-pub use crate::search::placement::orders;
-pub use crate::search::plan::factorizations;
 pub use crate::trainer::token_order::arranged;
 pub use crate::trainer::watch::Watch;
 

@@ -34,16 +34,12 @@
 //! | [`run`] | what is trained: the model, its train step, and the programs that are lowered from it |
 //! | [`published`] | published models as those of runs: import, export, where parameters come from |
 //! | [`generate`] | text from a model, and logits |
-//! | [`search`] | the best plan of a model on devices |
 //! | `replica` | a replica that trains apart from others |
 //! | [`trainer`] | the loop: programs, state, steps, evaluation |
-//! | [`bisect`] | what makes a program go wrong |
-//! | `program` | the program `meshloom`, as a function |
 
 // A library neither panics nor prints.
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-pub mod bisect;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
@@ -53,14 +49,11 @@ pub mod generate;
 pub mod internals;
 mod model_folder;
 pub mod peers;
-#[cfg(feature = "cli")]
-pub mod program;
 pub mod published;
 mod random;
 mod replica;
 pub mod report;
 pub mod run;
-pub mod search;
 pub mod tokenizer;
 pub mod trainer;
 

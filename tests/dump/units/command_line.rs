@@ -1,6 +1,5 @@
-use hlo_dump::internals::check_command_line;
-
 #[test]
-fn the_command_line_is_sound() {
-    check_command_line();
+fn the_command_lines_are_sound() {
+    hlo_dump::internals::check_command_line();
+    meshloom_cli::internals::check_command_line();
 }

@@ -1,4 +1,4 @@
-use meshloom_train::internals::xla_flags;
+use meshloom_cli::internals::xla_flags;
 
 #[test]
 fn the_environment_is_read_as_xla_reads_it() {

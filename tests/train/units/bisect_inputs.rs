@@ -1,5 +1,5 @@
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom_train::bisect::{Draw, read_safetensors, write_safetensors};
+use meshloom_cli::internals::{Draw, read_safetensors, write_safetensors};
 
 #[test]
 fn values_make_the_round_trip() {

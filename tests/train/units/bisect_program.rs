@@ -1,6 +1,6 @@
 use meshloom::hlo::proto::OpSharding;
 use meshloom::hlo::proto::op_sharding::Type;
-use meshloom_train::internals::parts_of;
+use meshloom_cli::internals::parts_of;
 
 #[test]
 fn tiles_are_where_xla_has_them() {

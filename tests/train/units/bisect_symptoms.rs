@@ -1,6 +1,6 @@
 use meshloom::ir::Literal;
-use meshloom_train::bisect::{Kind, Symptom};
-use meshloom_train::internals::{difference, not_finite};
+use meshloom_cli::internals::{Kind, Symptom};
+use meshloom_cli::internals::{difference, not_finite};
 
 #[test]
 fn nan_is_equal_to_nan_alone() {

@@ -1,4 +1,4 @@
-use meshloom_train::internals::orders;
+use meshloom_plan::internals::orders;
 
 #[test]
 fn each_order_once() {

@@ -1,4 +1,4 @@
-use meshloom_train::internals::factorizations;
+use meshloom_plan::internals::factorizations;
 
 #[test]
 fn devices_as_products() {

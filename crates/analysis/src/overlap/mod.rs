@@ -127,7 +127,7 @@ pub enum OverlapError {
     /// The module is not compiled.
     #[error(
         "the module has no schedule, so nothing says what runs beside a collective; compile it first, as by \
-         `hlo-dump compile INPUT --target v5p:2x2x1 -o compiled.txt`"
+         `meshloom compile INPUT --target v5p:2x2x1 -o compiled.txt`"
     )]
     NotScheduled,
     /// No chip was given, or no rates are published for it.

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    meshloom_train::program::main(meshloom_cluster::program::HERE)
+    meshloom_cli::main(meshloom_cluster::program::HERE)
 }

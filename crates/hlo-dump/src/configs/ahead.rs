@@ -11,7 +11,6 @@ use prost::Message;
 use crate::output;
 use crate::streams;
 
-/// A compiled program and what it was compiled for.
 pub struct Compiled {
     pub ahead: CompiledAhead,
     pub devices: Vec<DeviceDescription>,
@@ -22,12 +21,10 @@ pub struct Compiled {
     pub options: Vec<String>,
 }
 
-/// The settings for asking a plugin.
 pub fn settings() -> Settings {
     Settings { worker: streams::worker(), ..Settings::default() }
 }
 
-/// Announces a download before it starts.
 pub fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     let there = FindOptions { allow_fetch: false, ..settings.find.clone() };
     if settings.find.allow_fetch
@@ -40,7 +37,6 @@ pub fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Describes the download of a wheel.
 pub fn download(wheel: &Wheel) -> String {
     let companions = wheel.companions.iter().map(|companion| &companion.package);
     let all = std::iter::once(&wheel.package).chain(companions);

@@ -1,5 +1,4 @@
-//! Run configs as inputs: reading, lowering, compiling. `absent.rs` takes the place of this module if the program is
-//! built without the feature `configs`.
+//! Run configs as inputs, with the feature `configs`: reading, lowering, compiling.
 
 use std::io::IsTerminal;
 
@@ -10,9 +9,13 @@ pub mod ahead;
 mod run;
 mod timeline;
 
-pub use run::{is_config, load, on_topology, read, text};
+pub use run::text;
 
-/// Runs before everything else.
+use crate::run::Reader;
+
+pub const READER: Reader = Reader { is_config: run::is_config, read: run::read };
+
+/// Runs before everything else: the work of a child process, if this is one, and the log.
 pub fn start() {
     // The compiler runs in a child process, which is this program again.
     meshloom::pjrt::worker::run_if_asked();

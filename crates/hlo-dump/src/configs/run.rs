@@ -7,7 +7,7 @@ use maud::Markup;
 use meshloom::compile::Lowered;
 use meshloom::ir::GraphTextOptions;
 use meshloom::kernels::KernelUse;
-use meshloom::sharding;
+use meshloom::sharding::{self, ExplainedStep};
 use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
 use meshloom_hlo::PlatformKind;
@@ -15,13 +15,13 @@ use meshloom_hlo::Stage;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_train::config::RunConfig;
+use serde_json::json;
 
 use super::{ahead, timeline};
-use crate::output::{WARN, error_line, paint};
-use crate::run::{Diloco, Explanation, KernelRow, Run, ShardingRow};
+use crate::output::{self, BOLD, DIM, WARN, error_line, paint};
+use crate::run::{Row, Run, Said, Syncs};
 use crate::source;
 
-/// A run config, and its program.
 struct Lowering {
     config: RunConfig,
     /// The mesh of the config; `None` for one device.
@@ -29,7 +29,6 @@ struct Lowering {
     lowered: Lowered,
 }
 
-/// Whether text that is not HLO is a run config.
 pub fn is_config(text: &str) -> bool {
     text.parse::<toml::Table>().is_ok()
 }
@@ -43,20 +42,8 @@ pub fn text(path: &Path) -> Result<(String, String)> {
     Ok((text, name))
 }
 
-/// Returns the config of a file, or of the standard input, with overrides.
-pub fn load(path: &Path, set: &[String]) -> Result<RunConfig> {
-    let (text, name) = text(path)?;
-    Ok(RunConfig::from_toml_with(&text, &name, set)?)
-}
-
-/// Returns the config on the devices that it states, or those of its topology.
-pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
-    Ok(config.on_stated_devices()?)
-}
-
-/// Returns the config of a text with overrides, and its program at a stage.
 pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
-    let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
+    let config = RunConfig::from_toml_with(text, name, set)?.on_stated_devices()?;
     let lowered = config.at_stage(stage)?;
     for warning in config.warnings().into_iter().chain(lowered.warnings()) {
         error_line(&format!("{} {warning}", paint(WARN, "warning:")));
@@ -87,14 +74,14 @@ impl Run for Lowering {
         self.config.train.steps_per_call as u64
     }
 
-    fn diloco(&self) -> Result<Option<Diloco>> {
+    fn syncs(&self) -> Result<Option<Syncs>> {
         let Some(options) = self.config.diloco_options() else { return Ok(None) };
         let schedule = options.schedule()?;
         let name_of = |fragment| match fragment {
             Fragment::Whole => "all".to_owned(),
             Fragment::Part(number) => format!("fragment {number}"),
         };
-        Ok(Some(Diloco {
+        Ok(Some(Syncs {
             period: schedule.period(),
             steps_between_syncs: schedule.every(),
             fragments: schedule.fragment_count(),
@@ -107,28 +94,51 @@ impl Run for Lowering {
         }))
     }
 
-    fn explain(&self, tensor: &str) -> Result<Vec<Explanation>> {
+    fn explain(&self, tensor: &str, most: usize) -> Result<Said> {
         if self.lowered.mesh().is_none() {
             bail!(
                 "the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several"
             );
         }
-        Ok(self.lowered.explain(tensor, usize::MAX)?)
+        let mut found = self.lowered.explain(tensor, usize::MAX)?;
+        // A layer that is written out several times gives the same explanation several times.
+        found.dedup();
+        if found.len() > most {
+            output::note(&format!("{} tensors are called \"{tensor}\"; these are the first {most}", found.len()));
+            found.truncate(most);
+        }
+        let step = |(depth, step): (usize, &ExplainedStep)| {
+            let ExplainedStep { name, ty, spec, because, source } = step;
+            let indent = "  ".repeat(depth);
+            let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
+            [format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)), format!("{indent}  {because}")]
+        };
+        let lines = found.iter().flat_map(|explanation| {
+            let steps = explanation.steps.iter().enumerate().flat_map(step);
+            std::iter::once(String::new()).chain(steps).collect::<Vec<_>>()
+        });
+        Ok(Said { lines: lines.collect(), json: serde_json::to_value(&found)? })
     }
 
     fn graph_text(&self) -> String {
         self.lowered.emitted().to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() })
     }
 
-    fn kernels(&self) -> Vec<KernelRow> {
-        let row = |used: &KernelUse| KernelRow {
-            op: used.op.clone(),
-            operands: used.operands.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join(" "),
-            implementation: used.implementation.clone(),
-            how: used.how.clone(),
-            count: used.count,
+    fn kernels(&self) -> Result<Said> {
+        let operands =
+            |used: &KernelUse| used.operands.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let line = |used: &KernelUse| {
+            let KernelUse { op, implementation, how, count, .. } = used;
+            let how = if how.is_empty() { String::new() } else { format!(": {how}") };
+            format!("{op} ({count}): {implementation}{how}; operands of a device: {}", operands(used))
         };
-        self.lowered.kernels.iter().map(row).collect()
+        let row = |used: &KernelUse| {
+            let KernelUse { op, implementation, how, count, .. } = used;
+            let operands = operands(used);
+            json!({ "op": op, "operands": operands, "implementation": implementation, "how": how, "count": count })
+        };
+        let used = &self.lowered.kernels;
+        Ok(Said { json: used.iter().map(row).collect(), lines: used.iter().map(line).collect() })
     }
 
     fn gathered_for_ops(&self) -> Vec<String> {
@@ -136,9 +146,9 @@ impl Run for Lowering {
         partitioned.flat_map(|it| &it.fallbacks).map(ToString::to_string).collect()
     }
 
-    fn shardings(&self) -> Option<Vec<ShardingRow>> {
+    fn shardings(&self) -> Option<Vec<Row>> {
         let table = &self.lowered.sharded()?.table;
-        let row = |row: &sharding::ShardingRow| ShardingRow {
+        let row = |row: &sharding::ShardingRow| Row {
             value: row.name(),
             shape: row.ty.to_string(),
             sharding: row.spec.display(&table.mesh).to_string(),

@@ -58,7 +58,7 @@ pub fn render(timeline: &Timeline) -> Markup {
         @if timeline.columns.len() > drawn || timeline.stages > MOST_ROWS {
             p.note {
                 "Only the first " (MOST_COLUMNS) " iterations of each pass and " (MOST_ROWS) " stages are drawn; \
-                 hlo-dump plan --schedule prints all."
+                 meshloom plan --schedule prints all."
             }
         }
     };

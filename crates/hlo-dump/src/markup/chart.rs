@@ -10,16 +10,11 @@ pub fn at(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// A place in a drawing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Area {
-    /// Its left edge.
     pub x: f64,
-    /// Its upper edge.
     pub y: f64,
-    /// Its extent from left to right.
     pub width: f64,
-    /// Its extent from top to bottom.
     pub height: f64,
 }
 
@@ -30,7 +25,6 @@ impl Area {
         Area { x: self.x + 1.0, y: self.y + 1.0, width, height }
     }
 
-    /// Draws the area as a rectangle of SVG.
     pub fn rectangle(self, class: Option<&str>, rounding: u8, style: Option<String>) -> Markup {
         let Area { x, y, width, height } = self;
         let [x, y, width, height] = [x, y, width, height].map(at);

@@ -5,7 +5,6 @@ use serde::Serialize;
 
 use crate::output::{human_bytes, thousands};
 
-/// The most rows of a table.
 const MOST_ROWS: usize = 400;
 
 pub const DOCTYPE: PreEscaped<&str> = PreEscaped("<!doctype html>");
@@ -36,7 +35,6 @@ pub fn legend<T: Render>(items: impl IntoIterator<Item = (String, T)>) -> Markup
     }
 }
 
-/// A cell of a table.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     text: String,

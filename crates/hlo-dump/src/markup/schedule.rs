@@ -22,14 +22,12 @@ pub struct Pass {
     pub title: &'static str,
     /// The things that the numbers of its tasks count: `microbatch`.
     pub counts: &'static str,
-    /// The number of microbatches that go through it.
     pub microbatches: usize,
     /// The number of its first column.
     pub start: usize,
     pub columns: Vec<Column>,
 }
 
-/// An iteration.
 pub struct Column {
     pub iteration: usize,
     /// The work that is done at the same time: each side has its part of the row.
@@ -78,7 +76,6 @@ fn short(number: f64) -> String {
     ((number * 10.0).round() / 10.0).to_string()
 }
 
-/// Explains the classes of the drawing.
 pub fn legend(items: &[(&str, &str)]) -> Markup {
     html! { ul.legend { @for (class, text) in items { li { i class=(class) {} (text) } } } }
 }
@@ -112,7 +109,6 @@ impl Schedule {
         self.stages.min(MOST_ROWS)
     }
 
-    /// Returns the height of the row of a stage.
     fn tall(&self) -> f64 {
         // All columns of a pass have the same number of sides.
         let columns = self.passes.iter().filter_map(|pass| pass.columns.first());
@@ -124,7 +120,6 @@ impl Schedule {
         }
     }
 
-    /// Returns the width of a column.
     fn width(&self) -> f64 {
         let columns: usize = self.passes.iter().map(|pass| pass.columns.len()).sum();
         let space = WIDTH - LEFT - BETWEEN * self.passes.len().saturating_sub(1) as f64;

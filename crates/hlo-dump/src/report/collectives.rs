@@ -65,7 +65,6 @@ pub fn render(report: &Report) -> Markup {
     section("collectives", "What moves", lead, body)
 }
 
-/// Collectives that are alike in axes and kind.
 #[derive(Default)]
 struct Sum {
     total: u64,
@@ -83,7 +82,6 @@ impl Sum {
     }
 }
 
-/// Draws a bar for each combination of axes, and under it those of the kinds.
 fn bars(report: &Report, rows: &[Row<'_>]) -> Markup {
     let mut by_axes: IndexMap<&str, (Sum, IndexMap<&str, Sum>)> = IndexMap::new();
     for row in rows {

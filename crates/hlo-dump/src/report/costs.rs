@@ -136,7 +136,6 @@ fn treemap(rows: &[&ScopeCost], weights: &Weights) -> Markup {
 }
 
 fn tile(area: Area, name: &str, amount: &str, percent: f64, color: &str) -> Markup {
-    /// The width of a letter.
     const LETTER: f64 = 7.3;
     let letters = ((area.width - 16.0) / LETTER).max(0.0) as usize;
     let whole = format!("{amount}, {percent:.1} %");

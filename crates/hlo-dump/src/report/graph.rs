@@ -42,13 +42,11 @@ pub(crate) struct Scope {
 pub(crate) struct Edge {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// The number of values.
     values: usize,
     /// Their bytes on one device.
     pub(crate) bytes: u64,
 }
 
-/// The scopes of a program.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ScopeTree {
     /// The scopes, the root first, each after its parent; those of one parent are in the order of the program.

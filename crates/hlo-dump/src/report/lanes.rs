@@ -26,7 +26,6 @@ pub struct Span {
     pub idle: f64,
 }
 
-/// The activity of one part of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Lane {
     /// `compute`, or the axes along which it sends.
@@ -57,7 +56,6 @@ pub struct LoopSpan {
 /// is as long as the step, and parts keep their proportions.
 #[derive(Clone, Debug, Default)]
 pub struct StepLanes {
-    /// The time of the step.
     pub seconds: f64,
     pub lanes: Vec<Lane>,
     pub loops: Vec<LoopSpan>,

@@ -34,7 +34,6 @@ impl Times {
     }
 }
 
-/// The times of each instruction that has one.
 pub struct Comparison {
     measured: Measured,
     calls: Vec<Call>,
@@ -43,7 +42,6 @@ pub struct Comparison {
     scopes: Vec<(String, Times)>,
 }
 
-/// A call of the program, as it was in the profiled run.
 #[derive(Clone, Serialize)]
 struct Call {
     name: String,

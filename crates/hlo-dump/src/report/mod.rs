@@ -14,7 +14,7 @@ pub mod graph;
 pub mod lanes;
 mod measured;
 mod pipeline;
-pub mod shardings;
+mod shardings;
 mod step;
 
 use anyhow::Result;
@@ -35,7 +35,6 @@ use crate::output;
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
 
-/// The contents of the page.
 pub struct Report<'a> {
     loaded: &'a Loaded,
     /// The chip that times are for.
@@ -47,7 +46,6 @@ pub struct Report<'a> {
     memory: Result<ModuleMemory>,
     /// One step by estimated time; `None` for a chip whose rates are not known.
     step: Option<lanes::StepLanes>,
-    /// The times of a profile, if there is one.
     measured: Option<measured::Comparison>,
     /// The groups of devices that have a color, in the order of the program, if no mesh is named.
     groups: Vec<String>,
@@ -61,7 +59,6 @@ struct Answer {
     measured: Option<measured::Answer>,
 }
 
-/// Runs the command.
 pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let chip = Chip::parse(&arguments.chip)?;
     let mut loaded = load(&arguments.input)?;
@@ -75,7 +72,7 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let name = arguments.output.display().to_string();
     output::write(&arguments.output, &page)?;
     if json {
-        return output::json("report", &loaded.found(&Answer { output: name, bytes: page.len(), measured }));
+        return output::json("hlo-dump/report", &loaded.found(&Answer { output: name, bytes: page.len(), measured }));
     }
     if let Some(measured) = &report.measured {
         measured.print();

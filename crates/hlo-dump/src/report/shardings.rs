@@ -8,18 +8,18 @@ use meshloom_analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
 use super::Report;
 use crate::markup::html::{Cell, section, table};
-use crate::run::ShardingRow;
+use crate::run::Row;
 
 pub fn render(report: &Report) -> Markup {
     let loaded = report.loaded;
     let stated = || shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect();
     // Values with the same name at one place, such as keys and values, share a row.
-    let mut counts: IndexMap<ShardingRow, usize> = IndexMap::new();
+    let mut counts: IndexMap<Row, usize> = IndexMap::new();
     for row in loaded.run.as_ref().and_then(|run| run.shardings()).unwrap_or_else(stated) {
         *counts.entry(row).or_default() += 1;
     }
     counts.sort_by_key(|row, _| Reverse(row.device_bytes));
-    let rows: Vec<(ShardingRow, usize)> = counts.into_iter().collect();
+    let rows: Vec<(Row, usize)> = counts.into_iter().collect();
     let Some((first, _)) = rows.first() else {
         let body = html! { p.empty { "No value of this program says how it is sharded." } };
         return section("shardings", "Shardings", "What a device holds of a value.", body);
@@ -41,14 +41,14 @@ pub fn render(report: &Report) -> Markup {
     section("shardings", "Shardings", lead, body)
 }
 
-fn of_module(value: &ShardedValue) -> ShardingRow {
+fn of_module(value: &ShardedValue) -> Row {
     let kind = match value.kind {
         ValueKind::Parameter => "argument",
         ValueKind::Result => "result",
         ValueKind::Annotated => "annotated",
     };
     let is_path = value.kind == ValueKind::Parameter && !value.op_name.is_empty();
-    ShardingRow {
+    Row {
         value: if is_path { value.op_name.clone() } else { value.name.clone() },
         shape: value.shape.clone(),
         sharding: value.axes.as_ref().map_or_else(|| value.sharding.clone(), |axes| spec(axes)),

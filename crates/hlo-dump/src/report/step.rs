@@ -203,7 +203,6 @@ fn compute_span(cost: &InstructionCost, executions: f64) -> Span {
     }
 }
 
-/// The state of a computation's schedule.
 #[derive(Default)]
 struct Clock {
     now: f64,

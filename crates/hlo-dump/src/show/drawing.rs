@@ -15,7 +15,6 @@ use crate::show::no_computation;
 /// The most nodes: a drawing of more takes too long and is unreadable.
 const MOST_NODES: usize = 400;
 
-/// A graph of boxes and arrows.
 #[derive(Default)]
 struct Drawing {
     nodes: Vec<(String, Look)>,

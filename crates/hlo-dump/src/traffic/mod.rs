@@ -34,7 +34,7 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
     if json {
         let bits_per_second = arguments.gbps.map(|gbps| gbps * 1e9);
         let answer = Answer { axis: axis.to_string(), bits_per_second, series: &series };
-        return output::json("traffic", &first.found(&answer));
+        return output::json("hlo-dump/traffic", &first.found(&answer));
     }
     first.print_title();
     line(&format!("what each device sends over {axis}, by step"));

@@ -18,7 +18,6 @@ const LINE: f64 = 20.0;
 /// The most steps that are drawn: more are not distinguishable.
 const MOST_STEPS: usize = 400;
 
-/// Draws all series in one drawing.
 pub fn svg(series: &[Series], axis: &str) -> String {
     let steps = series.iter().map(|it| it.rows.len()).max().unwrap_or(0).clamp(1, MOST_STEPS);
     let values =
@@ -81,7 +80,6 @@ impl Chart {
         self.top + TALL
     }
 
-    /// Returns the width of a step.
     fn step(&self) -> f64 {
         (WIDTH - LEFT - RIGHT) / self.steps as f64
     }
@@ -124,7 +122,6 @@ impl Chart {
         );
     }
 
-    /// Draws one bar for each step that sends anything, in the series' part of the step.
     fn bars(&self, svg: &mut String, series: &Series, (number, count): (usize, usize)) {
         let width = self.step() * 0.8 / count as f64;
         for (index, row) in series.rows.iter().enumerate().take(self.steps) {
@@ -143,7 +140,6 @@ impl Chart {
         }
     }
 
-    /// Draws the model of overlap, as a line of steps.
     fn spread(&self, svg: &mut String, series: &Series, number: usize) {
         let values: Option<Vec<f64>> = series.rows.iter().take(self.steps).map(|row| row.spread_bytes).collect();
         let Some(values) = values.filter(|values| !values.is_empty()) else { return };

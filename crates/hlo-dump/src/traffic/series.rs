@@ -11,16 +11,14 @@ use serde::Serialize;
 use super::by_step;
 use crate::arguments::Traffic;
 use crate::input::Loaded;
+use crate::moved::Moved;
 use crate::output;
-use crate::run::{Diloco, Event};
+use crate::run::{Event, Syncs};
 
-/// The explanation of the times.
 pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with nothing else on the link";
-/// The explanation of the line of overlap.
 pub const SPREAD_MODEL: &str = "* a model of overlap: each transfer goes evenly with the steps between sending and use, and the periods before \
                                 were alike";
 
-/// A program, by step.
 #[derive(Serialize)]
 pub struct Series {
     /// The name of its form: `streaming+int4`.
@@ -28,7 +26,7 @@ pub struct Series {
     /// The overrides by which its config differs from the one given.
     overrides: Vec<String>,
     /// The schedule of DiLoCo, if it is used.
-    schedule: Option<Diloco>,
+    schedule: Option<Syncs>,
     /// The inputs of the program that count steps, by number.
     step_inputs: Vec<i64>,
     /// The number of collectives over the axis, all branches together.
@@ -53,10 +51,8 @@ pub struct Row {
     /// The DiLoCo fragment that is sent after it, and the one that comes in: `all` or `fragment 2`.
     sent: Option<String>,
     applied: Option<String>,
-    executions: Option<u64>,
-    executions_least: u64,
-    moved_bytes: Option<u64>,
-    moved_bytes_least: u64,
+    #[serde(flatten)]
+    all: Moved,
     moved_bytes_in_loops: Option<u64>,
     /// The time that the bytes need at the stated rate, by the model.
     pub seconds: Option<f64>,
@@ -71,10 +67,7 @@ impl Row {
             step: counter + 1,
             sent,
             applied,
-            executions: executions.most,
-            executions_least: executions.least,
-            moved_bytes: moved_bytes.most,
-            moved_bytes_least: moved_bytes.least,
+            all: Moved::of(*executions, *moved_bytes),
             moved_bytes_in_loops: moved_in_loops.most,
             seconds: None,
             spread_bytes: None,
@@ -82,15 +75,15 @@ impl Row {
     }
 
     pub fn most(&self) -> Option<u64> {
-        self.moved_bytes
+        self.moved_bytes().most
     }
 
     pub fn moved_bytes(&self) -> Bounds {
-        Bounds { least: self.moved_bytes_least, most: self.moved_bytes }
+        self.all.moved_bytes()
     }
 
     pub fn executions(&self) -> Bounds {
-        Bounds { least: self.executions_least, most: self.executions }
+        self.all.executions()
     }
 
     pub fn in_loops(&self) -> Option<Bounds> {
@@ -105,8 +98,7 @@ impl Row {
     }
 
     pub fn is_like(&self, other: &Row) -> bool {
-        (self.executions, self.moved_bytes, self.moved_bytes_least)
-            == (other.executions, other.moved_bytes, other.moved_bytes_least)
+        (self.executions().most, self.moved_bytes()) == (other.executions().most, other.moved_bytes())
             && (&self.sent, &self.applied) == (&other.sent, &other.applied)
             && self.spread_bytes == other.spread_bytes
     }
@@ -116,7 +108,7 @@ impl Series {
     /// Returns `streaming: 3 fragments, one every 2 steps, used 1 step later, f32`.
     pub fn title(&self) -> String {
         let Some(form) = &self.schedule else { return self.name.clone() };
-        let Diloco { period, steps_between_syncs, fragments, overlap_steps, transport, .. } = form;
+        let Syncs { period, steps_between_syncs, fragments, overlap_steps, transport, .. } = form;
         let late = match overlap_steps {
             0 => String::new(),
             steps => format!(", used {} later", output::plural(*steps as u64, "step")),
@@ -153,7 +145,7 @@ impl Series {
     /// Explains why bytes have bounds.
     pub fn undecided(&self) -> Vec<String> {
         let has_open_branches =
-            self.rows.iter().any(|row| row.moved_bytes.is_some_and(|most| most != row.moved_bytes_least));
+            self.rows.iter().any(|row| row.most().is_some_and(|most| most != row.moved_bytes().least));
         let branches = has_open_branches.then(|| match self.step_inputs.as_slice() {
             [] => "no input is known to count steps, so which branches are taken is not; --step-input NAME names it"
                 .to_owned(),
@@ -212,7 +204,7 @@ fn series(
     (name, overrides): (&str, Vec<String>),
 ) -> Result<Series> {
     let Some(mesh) = &loaded.mesh else { bail!("the module names no mesh") };
-    let diloco = loaded.run.as_ref().map_or(Ok(None), |run| run.diloco())?;
+    let diloco = loaded.run.as_ref().map_or(Ok(None), |run| run.syncs())?;
     let inputs = step_inputs(&loaded.module, arguments.step_input.as_deref());
     if let (Some(name), []) = (&arguments.step_input, inputs.as_slice()) {
         let names = counter_names(&loaded.module);
@@ -228,7 +220,7 @@ fn series(
     };
     let mut rows: Vec<Row> = found.iter().map(|found| Row::of(found, event(found.counter + 1))).collect();
     if let Some(gbps) = arguments.gbps {
-        rows.iter_mut().for_each(|row| row.seconds = row.moved_bytes.map(|bytes| bytes as f64 * 8.0 / (gbps * 1e9)));
+        rows.iter_mut().for_each(|row| row.seconds = row.most().map(|bytes| bytes as f64 * 8.0 / (gbps * 1e9)));
     }
     if let Some(diloco) = &diloco {
         spread(&mut rows, diloco.overlap_steps, diloco.period);
@@ -243,9 +235,9 @@ fn series(
         step_inputs: inputs.iter().map(|(parameter, _)| *parameter).collect(),
         collectives: collectives.len(),
         in_unknown_loops: collectives.iter().filter(|entry| entry.executions == Amount::Unknown).count(),
-        peak_bytes_least: rows.iter().map(|row| row.moved_bytes_least).max().unwrap_or(0),
+        peak_bytes_least: rows.iter().map(|row| row.moved_bytes().least).max().unwrap_or(0),
         peak_bytes,
-        total_bytes_least: rows.iter().fold(0, |sum, row| sum.saturating_add(row.moved_bytes_least)),
+        total_bytes_least: rows.iter().fold(0, |sum, row| sum.saturating_add(row.moved_bytes().least)),
         total_bytes,
         rows,
     })
@@ -258,7 +250,7 @@ pub(crate) fn spread(rows: &mut [Row], overlap: usize, period: usize) {
     if overlap == 0 || rows.len() < period {
         return;
     }
-    let sent: Option<Vec<u64>> = rows.iter().map(|row| row.moved_bytes).collect();
+    let sent: Option<Vec<u64>> = rows.iter().map(Row::most).collect();
     let Some(sent) = sent else { return };
     for (index, row) in rows.iter_mut().enumerate() {
         let before = (1..=overlap).map(|back| match index.checked_sub(back) {

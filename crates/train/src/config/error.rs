@@ -21,7 +21,8 @@ impl Place {
         Place { origin: origin.to_owned(), line_column: None }
     }
 
-    pub(crate) fn in_text(origin: &str, text: &str, offset: usize) -> Place {
+    /// The place of a byte of a text, which `origin` names.
+    pub fn in_text(origin: &str, text: &str, offset: usize) -> Place {
         Lines::of(origin, text).place(offset)
     }
 }

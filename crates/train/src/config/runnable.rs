@@ -11,7 +11,7 @@ impl RunConfig {
     /// A topology: it is hardware that is not there.
     pub fn check_runnable(&self) -> Result<(), ConfigError> {
         let topology = &self.target.topology;
-        let reason = "a topology is compiled for, not run on; use `StepAhead::compile`, or target.topology = \"\"";
+        let reason = "a topology is compiled for, not run on; use `meshloom compile`, or target.topology = \"\"";
         if topology.is_empty() { Ok(()) } else { Err(invalid("target.topology", topology, reason)) }
     }
 

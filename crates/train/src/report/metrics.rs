@@ -1,16 +1,10 @@
-//! The numbers of steps: a JSON line per step for programs, a progress line for people.
+//! The numbers of steps: a JSON line per step for programs.
 
 use std::f64::consts::LN_2;
 use std::fmt;
 use std::fs::File;
-#[cfg(feature = "cli")]
-use std::io::IsTerminal;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-#[cfg(feature = "cli")]
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The numbers of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -240,106 +234,8 @@ fn lines_until(text: &str, step: u64) -> io::Result<&str> {
     Ok(&text[..end])
 }
 
-/// The live progress line: a plain line now and then; with the feature `cli`, on a terminal, a bar.
-pub struct Progress {
-    steps: u64,
-    /// Smoothed over recent steps, so that the first, which may compile, is soon forgotten.
-    step_seconds: Option<f64>,
-    out: Out,
-}
-
-enum Out {
-    #[cfg(feature = "cli")]
-    Bar(ProgressBar),
-    Plain {
-        out: Box<dyn Write + Send>,
-        every: u64,
-    },
-}
-
-impl Progress {
-    /// How many plain lines a run of many steps gets.
-    const PLAIN_LINES: u64 = 20;
-
-    /// Progress on standard error of a run that ends with step `steps`.
-    pub fn new(steps: u64) -> Progress {
-        #[cfg(feature = "cli")]
-        if io::stderr().is_terminal() {
-            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-            // Without the template, which is a constant that parses, the bar would still show the message.
-            if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {wide_msg}") {
-                bar.set_style(style);
-            }
-            return Progress { steps, step_seconds: None, out: Out::Bar(bar) };
-        }
-        Progress::plain(steps, Box::new(io::stderr()))
-    }
-
-    /// Progress that is not shown: another process shows it.
-    pub fn hidden() -> Progress {
-        Progress { steps: 0, step_seconds: None, out: Out::Plain { out: Box::new(io::sink()), every: 1 } }
-    }
-
-    /// Progress as plain lines.
-    pub fn plain(steps: u64, out: Box<dyn Write + Send>) -> Progress {
-        let every = steps.div_ceil(Progress::PLAIN_LINES).max(1);
-        Progress { steps, step_seconds: None, out: Out::Plain { out, every } }
-    }
-
-    /// Shows a finished step.
-    pub fn update(&mut self, metrics: &StepMetrics) {
-        let smoothed =
-            self.step_seconds.map_or(metrics.step_seconds, |seconds| 0.8 * seconds + 0.2 * metrics.step_seconds);
-        self.step_seconds = Some(smoothed);
-        let left = self.steps.saturating_sub(metrics.step) as f64 * smoothed;
-        let message = format!(
-            "loss {:.4}  grad norm {:.3}  {} tokens/s  ETA {}",
-            metrics.loss,
-            metrics.grad_norm,
-            thousands(metrics.tokens_per_second),
-            clock(left),
-        );
-        match &mut self.out {
-            #[cfg(feature = "cli")]
-            Out::Bar(bar) => {
-                bar.set_position(metrics.step);
-                bar.set_message(message);
-            }
-            Out::Plain { out, every } => {
-                if metrics.step <= 1 || metrics.step == self.steps || metrics.step.is_multiple_of(*every) {
-                    // A closed standard error does not end a run.
-                    let _ = writeln!(out, "step {}/{}  {message}", metrics.step, self.steps);
-                }
-            }
-        }
-    }
-
-    /// A line above the progress line.
-    pub fn note(&mut self, text: &str) {
-        match &mut self.out {
-            #[cfg(feature = "cli")]
-            Out::Bar(bar) => bar.println(text),
-            Out::Plain { out, .. } => drop(writeln!(out, "{text}")),
-        }
-    }
-
-    /// Ends the progress line and leaves it standing.
-    pub fn finish(self) {
-        #[cfg(feature = "cli")]
-        if let Out::Bar(bar) = self.out {
-            bar.abandon();
-        }
-    }
-}
-
-impl std::fmt::Debug for Progress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Progress").field("steps", &self.steps).finish_non_exhaustive()
-    }
-}
-
-/// `12,345`
-pub(crate) fn thousands(value: f64) -> String {
+/// A number with commas: `12,345`.
+pub fn thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -349,14 +245,4 @@ pub(crate) fn thousands(value: f64) -> String {
         text.push(digit);
     }
     text
-}
-
-/// Formats seconds as `1:05` or `2:01:05`, or as `?` if they are not a length of time.
-fn clock(seconds: f64) -> String {
-    let Ok(duration) = Duration::try_from_secs_f64(seconds.round()) else { return "?".to_owned() };
-    let seconds = duration.as_secs();
-    match seconds / 3600 {
-        0 => format!("{}:{:02}", seconds / 60, seconds % 60),
-        hours => format!("{hours}:{:02}:{:02}", seconds / 60 % 60, seconds % 60),
-    }
 }

@@ -7,8 +7,7 @@ mod summary;
 #[cfg(feature = "tensorboard")]
 mod tensorboard;
 
-pub(crate) use metrics::thousands;
-pub use metrics::{Evaluation, MetricsError, MetricsWriter, Progress, StepMetrics, beside_entropy};
+pub use metrics::{Evaluation, MetricsError, MetricsWriter, StepMetrics, beside_entropy, thousands};
 #[cfg(feature = "tensorboard")]
 pub use profile::{ProfileError, StepProfile};
 pub use summary::{MemoryUse, Summary};

@@ -12,28 +12,22 @@
 //! | `execute` | running its programs |
 //! | `devices` | [`Devices`]: the devices of a config |
 //! | `step_ahead` | [`StepAhead`]: the step, compiled for hardware that is not there |
-//! | `pipeline_alternatives`, `context_alternatives` | other ways for the same model |
 
-mod context_alternatives;
 mod devices;
 mod diloco_step;
 mod execute;
 mod model;
-mod pipeline_alternatives;
 mod resolve;
 mod run_step;
 mod step_ahead;
 mod text;
 mod train_step;
 
-pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
 pub use devices::Devices;
 pub(crate) use diloco_step::{DilocoStateOf, is_busy_after};
 pub use diloco_step::{DilocoStep, DilocoTrainState, check_replicas};
 pub(crate) use execute::{execute, laid_out_for};
 pub use model::{Dataset, Leaf, Model};
-pub(crate) use pipeline_alternatives::schedules_of;
-pub use pipeline_alternatives::{Alternative, RefusedAlternative};
 pub use resolve::Run;
 pub use run_step::{Calls, RunFunction, RunInput, RunOutput, RunState};
 pub(crate) use run_step::{RunStateOf, RunStep};

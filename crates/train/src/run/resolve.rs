@@ -271,7 +271,7 @@ impl RunConfig {
     }
 
     /// The kernels of `[kernels]`, where `auto` is what suits the platform.
-    pub(crate) fn chosen_kernels(&self, auto: Kernels) -> Kernels {
+    pub fn chosen_kernels(&self, auto: Kernels) -> Kernels {
         Kernels {
             attention: match self.kernels.attention {
                 config::AttentionChoice::Auto => auto.attention,

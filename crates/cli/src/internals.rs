@@ -1,0 +1,44 @@
+//! Parts of the program that the project's own tests look at one by one. Nothing here is for users, and any version may
+//! change or remove it.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{CommandFactory, Parser};
+use meshloom::compile::Pass;
+
+use crate::COMMON;
+use crate::arguments::{Arguments, Command};
+pub use crate::bisect::inputs::{Draw, read_safetensors, write_safetensors};
+pub use crate::bisect::program::parts_of;
+pub use crate::bisect::report::{Dimension, Report};
+pub use crate::bisect::search::xla_flags;
+pub use crate::bisect::symptom::{Kind, Symptom, difference, not_finite};
+pub use crate::progress::lines as progress_lines;
+
+/// Runs `meshloom bisect` with these words, and passes that may be at fault behind meshloom's.
+///
+/// # Errors
+/// The errors are those of the command.
+pub fn bisect(words: &[&str], further: &[Pass], worker: PathBuf) -> Result<Report> {
+    match Arguments::try_parse_from([&["meshloom", "bisect"], words].concat())?.command {
+        Command::Bisect(it) => crate::bisect::find(&it.command, further, Some(worker), &mut |_| {}),
+        _ => bail!("it is another command"),
+    }
+}
+
+/// The commands that print an answer as those of `hlo-dump` do, each with its options.
+pub fn options() -> Vec<(String, String)> {
+    let command = Arguments::command();
+    let commands = command.get_subcommands().filter(|it| COMMON.contains(&it.get_name()));
+    let options = commands.flat_map(|it| it.get_arguments().map(move |argument| (it.get_name(), argument.get_long())));
+    options.filter_map(|(command, option)| Some((command.to_owned(), format!("--{}", option?)))).collect()
+}
+
+/// Checks the definition of the command line.
+///
+/// # Panics
+/// It contradicts itself.
+pub fn check_command_line() {
+    Arguments::command().debug_assert();
+}
