@@ -57,7 +57,7 @@ pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
 /// Returns the config of a text with overrides, and its program at a stage.
 pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
     let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
-    let lowered = config.at_stage(stage)?;
+    let lowered = config.resolve()?.at_stage(stage)?;
     for warning in config.warnings().into_iter().chain(lowered.warnings()) {
         error_line(&format!("{} {warning}", paint(WARN, "warning:")));
     }

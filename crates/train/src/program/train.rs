@@ -53,10 +53,10 @@ pub fn run(arguments: &Train, words: &[OsString], start: Start, interrupts: &Int
 /// Prints what the rules make of the train step.
 fn print_sharding(config: &RunConfig, settings: &Settings) -> Result<()> {
     let table = match config.target.topology.as_str() {
-        "" => config.on_stated_devices()?.debug_sharding()?,
+        "" => config.on_stated_devices()?.resolve()?.debug_sharding()?,
         topology => {
             let devices = ahead_of_time::describe(&Topology::parse(topology)?, settings)?.devices;
-            config.on_devices(devices.len())?.debug_sharding()?
+            config.on_devices(devices.len())?.resolve()?.debug_sharding()?
         }
     };
     match table {

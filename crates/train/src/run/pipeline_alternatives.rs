@@ -1,7 +1,7 @@
 //! Other pipelines for the same model, mesh and batch.
 
 use crate::Error;
-use crate::config::{ConfigError, PartitionMode, PipelineConfig, PipelineRemat, RunConfig};
+use crate::config::{ConfigError, PartitionMode, PipelineConfig, RunConfig};
 use meshloom::analysis::ModuleMemory;
 use meshloom::ops::RematPolicy;
 use meshloom::partition::Ledger;
@@ -51,7 +51,7 @@ impl RunConfig {
         };
         let others = splits(own, own.repeats * own.chunks * own.layers_per_stage);
         let uncut = others.iter().chain([own]).filter(|other| self.keeps_weights_at_once(other));
-        let cut = uncut.map(|other| PipelineConfig { remat: PipelineRemat::Own(RematPolicy::None), ..other.clone() });
+        let cut = uncut.map(|other| PipelineConfig { remat: Some(RematPolicy::None), ..other.clone() });
         let cut: Vec<PipelineConfig> = cut.collect();
         for pipeline in plans(own).into_iter().chain(others).chain(cut) {
             let configured = pipeline == *own;

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
-use crate::config::{ConfigError, PartitionMode, PlatformChoice, RuleSource, RunConfig};
+use crate::config::{Auto, ConfigError, OptimizerConfig, PartitionMode, RuleSource, RunConfig};
 use blocks::AttentionBlocks;
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
@@ -218,7 +218,7 @@ impl From<ConfigError> for SearchError {
 pub fn on_hardware(config: &RunConfig, hardware: &Hardware) -> RunConfig {
     let mut config = config.clone();
     config.target.topology.clear();
-    config.target.platform = PlatformChoice::Of(hardware.chip.backend);
+    config.target.platform = Auto::Chosen(hardware.chip.backend);
     config.target.devices = hardware.device_count();
     config
 }
@@ -576,7 +576,7 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware, has_hos
         width: decoder.architecture.embed,
         experts,
         can_offload: hardware.host_rate().is_some() && has_host_memory,
-        chooses_residual: matches!(base.rules.source, RuleSource::Preset(_)),
+        chooses_residual: matches!(base.rules.source(), RuleSource::Preset(_)),
     }
 }
 
@@ -613,8 +613,8 @@ fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
     }
     let bytes = |dtype: DType| dtype.bit_count() as f64 / 8.0;
     let moments = match base.train.optimizer {
-        crate::config::OptimizerKind::AdamW => 8.0,
-        crate::config::OptimizerKind::Muon => 4.0,
+        OptimizerConfig::AdamW { .. } => 8.0,
+        OptimizerConfig::Muon { .. } => 4.0,
     };
     let stack = &decoder.architecture.stack;
     let tokens = (base.train.batch * base.model.seq) as f64;
