@@ -43,7 +43,10 @@ const PLANS: usize = 40;
 const MODELS: [(&str, &[&str]); 3] = [
     ("dense", &["model.layers=4", "model.embed=256", "model.mlp=1024", "model.vocab=512"]),
     ("vocabulary", &["model.layers=2", "model.embed=256", "model.mlp=512", "model.vocab=16384"]),
-    ("experts", &["model.family=mixtral", "model.layers=2", "model.embed=128", "model.moe_mlp=256", "model.vocab=512"]),
+    (
+        "experts",
+        &["model.family=mixtral", "model.layers=2", "model.embed=128", "model.family.moe_mlp=256", "model.vocab=512"],
+    ),
 ];
 
 /// The settings that the models share.

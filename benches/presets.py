@@ -76,7 +76,7 @@ def compiled(binary, target, options, seconds):
     for setting in SIZES:
         command += ["--set", setting]
     if options is not None:
-        command += ["--set", 'target.compiler_preset="none"']
+        command += ["--set", 'target.compiler_preset=false']
         command += ["--set", f"target.compiler_options={json.dumps(options)}"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if ran.returncode != 0:

@@ -43,7 +43,7 @@ fn config(mesh: &str, preset: &str) -> Result<RunConfig, Error> {
 
 fn main() -> Result<(), Error> {
     println!("-- every parameter and named value; moments are split as their parameters are, and left out here");
-    let table = config("fsdp=2,context=2,tensor=2", "decoder")?.debug_sharding()?;
+    let table = config("fsdp=2,context=2,tensor=2", "decoder")?.resolve()?.debug_sharding()?;
     for line in table.iter().flat_map(|table| table.to_string().lines().map(str::to_owned).collect::<Vec<_>>()) {
         if !line.contains("state.optimizer") {
             println!("{}", line.trim_end());

@@ -41,7 +41,7 @@ use meshloom::pjrt::{Client, CompileOptions, Topology, check_present, worker};
 use meshloom_benches::jax::python;
 use meshloom_benches::median;
 use meshloom_nn::Batch;
-use meshloom_train::config::RunConfig;
+use meshloom_train::config::{OptimizerConfig, RunConfig};
 use meshloom_train::run::Calls;
 use meshloom_train::{Devices, Model, Run, Trainer};
 use rows::Rows;
@@ -201,14 +201,16 @@ impl Case {
     /// Returns the case as JSON for JAX's script.
     fn for_jax(&self, config: &RunConfig, compiler_options: &[String]) -> String {
         let (model, train) = (&config.model, &config.train);
+        let (OptimizerConfig::AdamW { beta1, beta2, epsilon } | OptimizerConfig::Muon { beta1, beta2, epsilon, .. }) =
+            train.optimizer;
         serde_json::json!({
             "model": if self.is_gpt2 { "gpt2" } else { "llama" },
             "layers": model.layers, "embed": model.embed, "heads": model.heads, "kv_heads": model.kv_heads,
             "head_dim": model.head_dim, "mlp": model.mlp, "vocab": model.vocab, "seq": model.seq,
             "rope_theta": model.rope_theta, "batch": train.batch, "microbatches": train.microbatches,
             "compute_dtype": if model.compute_dtype == DType::F32 { "float32" } else { "bfloat16" },
-            "remat": self.remat, "learning_rate": train.learning_rate, "beta1": train.beta1, "beta2": train.beta2,
-            "epsilon": train.epsilon, "weight_decay": train.weight_decay, "clip_norm": train.clip_norm,
+            "remat": self.remat, "learning_rate": train.learning_rate, "beta1": beta1, "beta2": beta2,
+            "epsilon": epsilon, "weight_decay": train.weight_decay, "clip_norm": train.clip_norm,
             "compiler_options": compiler_options,
         })
         .to_string()

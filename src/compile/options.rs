@@ -26,6 +26,17 @@ impl PartitionMode {
     pub const GSPMD: PartitionMode = PartitionMode::Annotated(Annotation::Tiles);
     /// XLA's Shardy, in the form that every known plugin reads.
     pub const SHARDY: PartitionMode = PartitionMode::Annotated(Annotation::ShardyAttributes);
+    /// Those that a run config names.
+    pub const ALL: [PartitionMode; 3] = [PartitionMode::Explicit, PartitionMode::GSPMD, PartitionMode::SHARDY];
+
+    /// Its name, as in run configs.
+    pub fn name(self) -> &'static str {
+        match self {
+            PartitionMode::Explicit => "explicit",
+            PartitionMode::Annotated(annotation) if annotation.is_shardy() => "shardy",
+            PartitionMode::Annotated(_) => "gspmd",
+        }
+    }
 }
 
 /// How a graph is lowered.

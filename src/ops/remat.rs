@@ -7,9 +7,10 @@ use crate::ir::Name;
 ///
 /// A policy looks into scans, calls, branches, hand-written forward rules and checkpoints inside the body: the values
 /// that it keeps there are kept, whatever policy an inner checkpoint has for its own boundary.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RematPolicy {
     /// Everything: as if there were no checkpoint.
+    #[default]
     None,
     /// Nothing but the operands.
     Full,

@@ -243,7 +243,8 @@ pub fn the_topology_is_the_platform(target: &str) {
     };
     let described = described(target);
     let expected = own("cpu").on_devices(described.devices.len()).expect("it fits");
-    let expected = expected.lower_run(expected.calls(), &described.platform).expect("it lowers").1;
+    let expected =
+        expected.resolve().expect("a run").lower(expected.calls(), &described.platform).expect("it lowers").1;
     assert!(described.platform.overlaps_collectives() && described.platform.group_format() != GroupFormat::Lists);
     // On a v5e, which has no SparseCores, transfers stay apart.
     let packed = LowerOptions::default().on(&described.platform).limits.packed_bytes;
@@ -264,5 +265,5 @@ pub fn the_topology_is_the_platform(target: &str) {
     };
     assert_eq!(options(&[])[name], DebugValue::parse(value));
     assert_eq!(options(&[&format!("target.compiler_options=[\"{name}=7\"]")])[name], DebugValue::Int(7));
-    assert!(options(&["target.compiler_preset=none"]).is_empty());
+    assert!(options(&["target.compiler_preset=false"]).is_empty());
 }

@@ -153,9 +153,9 @@ const ROUTED: [&str; 11] = [
     "model.heads=4",
     "model.kv_heads=2",
     "model.head_dim=64",
-    "model.experts=12",
-    "model.experts_per_token=2",
-    "model.moe_mlp=128",
+    "model.family.experts=12",
+    "model.family.experts_per_token=2",
+    "model.family.moe_mlp=128",
     "model.seq=1024",
     "train.batch=8",
 ];

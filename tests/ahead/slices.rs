@@ -40,7 +40,11 @@ impl Compiled {
     fn of(settings: &[&str], calls: Calls) -> Compiled {
         let config = config(&[SMALL, settings]).on_devices(DEVICES).unwrap_or_else(|error| panic!("{error}"));
         let described = described(TARGET);
-        let written = config.lower_run(calls, &described.platform).unwrap_or_else(|error| panic!("{error}")).1;
+        let written = config
+            .resolve()
+            .and_then(|run| run.lower(calls, &described.platform))
+            .unwrap_or_else(|error| panic!("{error}"))
+            .1;
         let places: Vec<_> = described.devices.iter().map(DeviceDescription::place).collect();
         let options = written.options_on(&places).expect("a place for each device");
         let compiled = compile(TARGET, &written.module.bytes, &options);

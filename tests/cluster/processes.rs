@@ -140,7 +140,7 @@ impl Run {
         let checkpoint = found.unwrap_or_else(|error| panic!("{error}")).checkpoint;
         let settings: Vec<String> = settings.iter().map(|&text| text.to_owned()).collect();
         let config = RunConfig::from_overrides(&settings).unwrap_or_else(|error| panic!("{error}"));
-        let RunState::Diloco(declared) = config.state().expect("a state") else { panic!("replicas") };
+        let RunState::Diloco(declared) = config.resolve().expect("a run").state() else { panic!("replicas") };
         let outer = checkpoint.load_on_host(&declared.outer, "outer.").unwrap_or_else(|error| panic!("{error}"));
         outer.paths().into_iter().zip(outer.leaves()).collect()
     }

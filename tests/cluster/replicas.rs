@@ -144,7 +144,7 @@ fn replicas_come_and_go() {
 fn check_deaths(count: usize) {
     const STEPS: u64 = 60;
     let etcd = shared();
-    let (of_all, needed) = (format!("diloco.replicas={count}"), format!("diloco.min_replicas={count}"));
+    let (of_all, needed) = (format!("diloco.replicas={count}"), format!("diloco.apart.min_replicas={count}"));
     let settings = [&of_all, "train.batch=12", "target.devices=1", "mesh.axes=data=1"];
     let settings = [&settings[..], &LATE].concat();
     let last = |run: &Run| {

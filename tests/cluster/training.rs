@@ -24,7 +24,7 @@ const fn case([processes, devices]: [usize; 2], mesh: &'static str, settings: &'
 }
 
 const PIPELINE: &[&str] = &["model.layers=4", "pipeline.microbatches=4", "pipeline.repeats=2"];
-const EXPERTS: &[&str] = &["model.family=mixtral", "model.experts=4", "model.moe_mlp=32"];
+const EXPERTS: &[&str] = &["model.family=mixtral", "model.family.experts=4", "model.family.moe_mlp=32"];
 
 /// The first case runs in the small tier.
 const CASES: &[Case] = &[
@@ -33,7 +33,7 @@ const CASES: &[Case] = &[
     case(
         [2, 2],
         "replica=2,expert=2",
-        &["model.family=mixtral", "model.experts=4", "model.moe_mlp=32", "train.microbatches=2"],
+        &["model.family=mixtral", "model.family.experts=4", "model.family.moe_mlp=32", "train.microbatches=2"],
     ),
     // An axis that lies within processes and across them.
     case([2, 2], "fsdp=4", &["train.microbatches=2"]),
@@ -48,8 +48,8 @@ const CASES: &[Case] = &[
         "data=2,expert=4",
         &[
             "model.family=mixtral",
-            "model.experts=4",
-            "model.moe_mlp=32",
+            "model.family.experts=4",
+            "model.family.moe_mlp=32",
             "model.expert_capacity=2.0",
             "kernels.experts_exchange=all-to-all",
         ],
@@ -59,8 +59,8 @@ const CASES: &[Case] = &[
         "expert=4",
         &[
             "model.family=mixtral",
-            "model.experts=4",
-            "model.moe_mlp=32",
+            "model.family.experts=4",
+            "model.family.moe_mlp=32",
             "model.expert_capacity=2.0",
             "kernels.experts_exchange=all-to-all",
         ],

@@ -32,7 +32,7 @@ fn loops_without_need_of_each_other_go_on_beside_what_follows() {
 /// have threads for three by themselves.
 #[test]
 fn our_programs_have_the_threads_that_they_need() {
-    let experts = ["model.family=mixtral", "model.experts=4", "mesh.axes=diloco=2,fsdp=2,expert=2"];
+    let experts = ["model.family=mixtral", "model.family.experts=4", "mesh.axes=diloco=2,fsdp=2,expert=2"];
     let overlapped = ["diloco.overlap_steps=2", "train.steps_per_call=20"];
     let configs: [(&str, Vec<&str>); 8] = [
         ("default", vec![]),
@@ -50,7 +50,7 @@ fn our_programs_have_the_threads_that_they_need() {
         let file = support::path(format!("examples/configs/{name}.toml"));
         let config = RunConfig::load(&file, &overrides).unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
         let platform = Platform::of_any_plugin(PlatformKind::Cpu);
-        let lowered = config.on_stated_devices().and_then(|config| config.lower_run(config.calls(), &platform));
+        let lowered = config.on_stated_devices().and_then(|config| config.resolve()?.lower(config.calls(), &platform));
         let (_, lowered) = lowered.unwrap_or_else(|error| panic!("{name} {settings:?}: {error}"));
         found.push((format!("{name} {settings:?}"), lowered));
     }

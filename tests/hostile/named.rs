@@ -107,7 +107,11 @@ fn a_stream_of_the_process_is_read_and_other_pipes_are_not() {
 #[test]
 fn sizes_are_judged_before_anything_is_built() {
     for (key, value, says) in [
-        ("head_dim", "9223372036854775806", "model.head_dim is 9223372036854775806: it must be at most 65536"),
+        (
+            "head_dim",
+            "9223372036854775806",
+            "model.head_dim is 9223372036854775806: it must be an even integer from 2 to 65536",
+        ),
         ("head_dim", "1099511627776", "model.head_dim"),
         ("layers", "1099511627776", "model.layers"),
         ("vocab", "4294967296", "model.vocab"),
@@ -118,9 +122,9 @@ fn sizes_are_judged_before_anything_is_built() {
     let sizes = ["model.embed=2000000000", "model.vocab=2000000000"].map(str::to_owned);
     let error = RunConfig::from_overrides(&sizes).expect_err("refused").to_string();
     assert!(error.contains("more than can be addressed"), "{error}");
-    let experts = ["model.family=mixtral", "model.experts=2000000"].map(str::to_owned);
+    let experts = ["model.family=mixtral", "model.family.experts=2000000"].map(str::to_owned);
     let error = RunConfig::from_overrides(&experts).expect_err("refused").to_string();
-    assert!(error.contains("model.experts"), "{error}");
+    assert!(error.contains("model.family.experts"), "{error}");
     let published = |key: &str| {
         format!(
             "{{\"model_type\":\"llama\",\"hidden_size\":64,\"num_attention_heads\":4,\"intermediate_size\":8,\

@@ -631,18 +631,18 @@ fn toml(size: usize, random: &mut Random) -> String {
                 "mlp",
                 "vocab",
                 "seq",
-                "experts",
-                "experts_per_token",
-                "moe_mlp",
-                "q_lora",
-                "kv_lora",
-                "rope_head_dim",
-                "v_head_dim",
+                "family.experts",
+                "family.experts_per_token",
+                "family.moe_mlp",
+                "family.q_lora",
+                "family.kv_lora",
+                "family.rope_head_dim",
+                "family.v_head_dim",
             ];
             let huge = [1u64 << 20, 1 << 31, 1 << 40, i64::MAX as u64][random.below(4)];
             let family = ["llama", "mixtral", "deepseek"][random.below(3)];
             format!(
-                "[model]\nfamily = \"{family}\"\nscan_layers = {}\n{} = {huge}\n",
+                "[model]\nfamily.kind = \"{family}\"\nscan_layers = {}\n{} = {huge}\n",
                 random.below(2) == 0,
                 keys[random.below(keys.len())]
             )

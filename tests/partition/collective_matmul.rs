@@ -267,8 +267,8 @@ fn train_steps_of_decoders() {
     ];
     for (index, (mesh, settings, kept)) in all.into_iter().enumerate() {
         let with = |choice: &'static str| config(&[&[mesh, choice], settings].concat());
-        let on_key = "kernels.collective_matmul=on";
-        let [on, off] = [on_key, "kernels.collective_matmul=off"].map(with);
+        let on_key = "kernels.collective_matmul=true";
+        let [on, off] = [on_key, "kernels.collective_matmul=false"].map(with);
         let [rings, plain] = [&on, &off].map(|config| config.lower_train_step().expect("it lowers").1.collectives());
         assert_eq!(rings.moved_bytes(), plain.moved_bytes(), "{mesh}\n{rings}");
         let mut gathered = 0;
@@ -299,7 +299,8 @@ fn auto_is_off_on_a_cpu() {
         let config = config(&["mesh.axes=fsdp=2,tensor=4", choice]);
         config.lower_train_step().expect("it lowers").1.module.bytes
     };
-    let [auto, off, on] = ["auto", "off", "on"].map(|choice| module(&format!("kernels.collective_matmul={choice}")));
+    let [auto, off, on] =
+        ["auto", "false", "true"].map(|choice| module(&format!("kernels.collective_matmul={choice}")));
     assert!(auto == off);
     assert!(on != off);
 }

@@ -207,7 +207,7 @@ fn roles() {
 fn the_table_in_the_docs() {
     let page = include_str!("../../docs/sharding.md");
     let config = config(&[&["mesh.axes=fsdp=2,context=2,tensor=2"]]);
-    let printed = config.debug_sharding().expect("it lowers").expect("a table").to_string();
+    let printed = config.resolve().expect("a run").debug_sharding().expect("it lowers").expect("a table").to_string();
     let cells = |line: &str| -> Vec<String> {
         let cells =
             line.split('|').skip(1).take(7).map(|cell| cell.trim().split(':').next().unwrap_or_default().to_owned());

@@ -185,7 +185,9 @@ impl Calibration {
                 let run = config.resolve_for(model).unwrap_or_else(|error| panic!("{}: {error}", self.name));
                 run.lower(Calls::Single, &platform).map(|(_, lowered)| lowered)
             }
-            (_, Some(config)) => config.lower_run(config.calls(), &platform).map(|(_, lowered)| lowered),
+            (_, Some(config)) => {
+                config.resolve().and_then(|run| run.lower(config.calls(), &platform)).map(|(_, lowered)| lowered)
+            }
             (_, None) => unreachable!("a config or a function"),
         };
         lowered.unwrap_or_else(|error| panic!("{} for {}: {error}", self.name, kind.name()))

@@ -56,7 +56,7 @@ impl ReplicaLink for Mirror {
     }
 }
 
-/// Twenty places: a number in a message that is not finite, or beyond `diloco.max_norm`, is refused with the reason,
+/// Twenty places: a number in a message that is not finite, or beyond `diloco.apart.max_norm`, is refused with the reason,
 /// and the run goes on with its own finite state. The same messages without it are taken.
 #[test]
 fn a_bad_number_in_a_message_is_refused() {
@@ -65,7 +65,7 @@ fn a_bad_number_in_a_message_is_refused() {
         return;
     }
     let settings = ["model.layers=1", "train.batch=4", "train.warmup=0", UNOPTIMIZED, "diloco.apart=true"];
-    let periods = ["diloco.sync_period=1", "diloco.replicas=2", "diloco.max_norm=100"];
+    let periods = ["diloco.sync_period=1", "diloco.replicas=2", "diloco.apart.max_norm=100"];
     let config = config(&[TINY, ONE_DEVICE, &settings, &periods]);
     let mirror = Arc::new(Mirror::default());
     let run = config.resolve().unwrap_or_else(|error| panic!("{error}")).with_replica_link(mirror.clone());
@@ -76,7 +76,7 @@ fn a_bad_number_in_a_message_is_refused() {
             (f32::NAN, Some("it has numbers that are not finite")),
             (f32::INFINITY, Some("it has numbers that are not finite")),
             (f32::NEG_INFINITY, Some("it has numbers that are not finite")),
-            (1e3, Some("diloco.max_norm is 100")),
+            (1e3, Some("diloco.apart.max_norm is 100")),
             (1e-3, None),
         ][case % 5];
         mirror.sent.lock().expect("no panic").0 = number;

@@ -32,7 +32,7 @@ fn files() -> TextFiles {
 
 fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
     let sources = format!("data.sources=[{:?}]", files.path("train.jsonl"));
-    let validation = format!("data.validation=[{:?}]", files.path("validation"));
+    let validation = format!("validation.sources=[{:?}]", files.path("validation"));
     let all = ["train.batch=8", &sources, &validation];
     files.config(&[SHORT_RUN, &all, &settings.concat()])
 }
@@ -134,7 +134,12 @@ fn in_pipelines() {
 /// Latent attention and routed experts; and microbatches, with the loss in chunks. Weights of attention drop by places.
 #[test]
 fn in_other_models_and_runs() {
-    let latent = ["model.family=deepseek", "model.experts=4", "model.experts_per_token=2", "model.moe_mlp=32"];
+    let latent = [
+        "model.family=deepseek",
+        "model.family.experts=4",
+        "model.family.experts_per_token=2",
+        "model.family.moe_mlp=32",
+    ];
     let chunks = ["model.loss_chunks=2"];
     let microbatches = [CONTEXT, &["train.microbatches=2"]].concat();
     let dropout = ["model.attention_dropout=0.2"];
@@ -167,7 +172,7 @@ fn samples_are_in_natural_order() {
     let ordered = [CONTEXT, &["kernels.context_order=two-chunk", "kernels.context=ring"]].concat();
     assert_eq!(sample(&ordered), sample(ONE_DEVICE));
     // One row on one device is one group of experts, however a mesh divides them.
-    let routed = ["model.family=mixtral", "model.experts=4", "model.moe_mlp=32"];
+    let routed = ["model.family=mixtral", "model.family.experts=4", "model.family.moe_mlp=32"];
     let with = |mesh: &[&str], more: &[&str]| sample(&[&routed, mesh, more].concat());
     for capacity in cases("train samples of routed models", 0, [&[][..], &["model.expert_capacity=1.0"]]) {
         assert_eq!(with(&["mesh.axes=data=2,fsdp=2,expert=2"], capacity), with(ONE_DEVICE, capacity));

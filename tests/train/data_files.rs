@@ -273,10 +273,11 @@ fn other_formats_are_refused() {
         let files = TextFiles::new(&[(name, &contents)]);
         let source = format!("data.sources=[{:?}]", files.path("*"));
         assert_eq!(error(&files, &bytes(), &[&source]), format!("DIR/files/{name} is {what}; data.sources names it"));
-        let validation = format!("data.validation=[{:?}]", files.path(name));
-        let data = files.config(&[&[&validation]]).data;
-        let refused = TextDataset::open_validation(&data, &bytes(), 16, &|_| ()).map(drop).expect_err("refused");
-        assert!(refused.to_string().ends_with("; data.validation names it"), "{refused}");
+        let validation = format!("validation.sources=[{:?}]", files.path(name));
+        let config = files.config(&[&[&validation]]);
+        let sources = (&config.data, &config.validation.sources[..]);
+        let refused = TextDataset::open_validation(sources, &bytes(), 16, &|_| ()).map(drop).expect_err("refused");
+        assert!(refused.to_string().ends_with("; validation.sources names it"), "{refused}");
         assert!(!files.cache().exists() || fs::read_dir(files.cache()).unwrap().count() == 0);
     }
     // Text may begin with a part of them, or be shorter than they are.

@@ -31,7 +31,7 @@ fn files() -> TextFiles {
 }
 
 fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
-    let validation = format!("data.validation=[{:?}]", files.path(""));
+    let validation = format!("validation.sources=[{:?}]", files.path(""));
     files.config(&[SHORT_RUN, &[THE_BOOK, &validation], &settings.concat()])
 }
 
@@ -69,7 +69,7 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
     // 8 batches of 16 rows.
     let expected = plain_loss(&one, &parameters, 128);
     assert!(relative_error(&[first.loss], &[expected]) < 1e-5, "{first:?} {expected}");
-    let all = ["train.eval_batches=20"];
+    let all = ["validation.batches=20"];
     let expected_of_all = plain_loss(&one, &parameters, rows);
     assert!(relative_error(&[expected], &[expected_of_all]) > 1e-6, "{expected} {expected_of_all}");
     let forms: [&[&str]; 9] = [
@@ -119,7 +119,7 @@ fn replicas_are_judged_by_what_they_agree_on() {
 #[test]
 fn experts_are_judged_by_cross_entropy() {
     let files = files();
-    let form = ["model.family=mixtral", "model.experts=4", "model.moe_mlp=64"];
+    let form = ["model.family=mixtral", "model.family.experts=4", "model.family.moe_mlp=64"];
     let of = |weight: &str| {
         let config = config(&files, &[ONE_DEVICE, &form, &[&format!("model.load_balance_weight={weight}")]]);
         let mut trainer = trainer(&config);
@@ -138,7 +138,7 @@ fn experts_are_judged_by_cross_entropy() {
 #[test]
 fn evaluations_change_nothing() {
     let files = files();
-    let config = config(&files, &[ONE_DEVICE, DROPOUT, &["train.eval_every=2", "train.eval_batches=2"]]);
+    let config = config(&files, &[ONE_DEVICE, DROPOUT, &["validation.every=2", "validation.batches=2"]]);
     let run = |evaluates: bool| {
         let mut trainer = trainer(&config);
         let mut due = Vec::new();
@@ -183,17 +183,17 @@ fn bits_per_byte_by_hand() {
 #[test]
 fn evaluations_need_a_set() {
     let files = files();
-    let without = config(&files, &[ONE_DEVICE, &["data.validation=[]", "train.eval_every=5"]]);
+    let without = config(&files, &[ONE_DEVICE, &["validation.sources=[]", "validation.every=5"]]);
     let refused = Trainer::new(&without, &client()).map(drop).expect_err("no set").to_string();
     assert_eq!(
         refused,
-        "--set train.eval_every=5: train.eval_every is 5: there is nothing to evaluate on; set data.validation to files that are not trained on"
+        "--set validation.every=5: validation.every is 5: there is nothing to evaluate on; set validation.sources to files that are not trained on"
     );
-    let missing = config(&files, &[ONE_DEVICE, &["data.validation=[\"absent.txt\"]"]]);
+    let missing = config(&files, &[ONE_DEVICE, &["validation.sources=[\"absent.txt\"]"]]);
     let refused = Trainer::new(&missing, &client()).map(drop).expect_err("no file").to_string();
     assert_eq!(
         refused,
-        "cannot read the text \"absent.txt\": No such file or directory (os error 2); data.validation names it"
+        "cannot read the text \"absent.txt\": No such file or directory (os error 2); validation.sources names it"
     );
 }
 
@@ -208,16 +208,16 @@ fn a_set_without_targets_is_refused() {
     assert_eq!(
         refused(&files, &[]),
         "the text \"DIR/files/\" has 100 tokens in 100 documents, but a document of at least 2 is needed to predict one \
-         from another; add to data.validation"
+         from another; add to validation.sources"
     );
     // One row of 1001 has a target, and is not among the first.
     let files = TextFiles::new(&[("validation.jsonl", (one.repeat(1000) + "{\"text\": \"ab\"}\n").as_bytes())]);
     assert_eq!(
-        refused(&files, &["data.documents=one-per-row", "train.eval_batches=1"]),
-        "the validation set has no token to predict in its first 16 rows; give data.validation more text, or leave it \
+        refused(&files, &["data.documents=one-per-row", "validation.batches=1"]),
+        "the validation set has no token to predict in its first 16 rows; give validation.sources more text, or leave it \
          empty"
     );
-    Text::load(&config(&files, &[&["data.documents=one-per-row", "train.eval_batches=63"]])).expect("all rows");
+    Text::load(&config(&files, &[&["data.documents=one-per-row", "validation.batches=63"]])).expect("all rows");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn text_in_both_sets_is_warned_of() {
     };
     let warning = |names: &str| {
         format!(
-            "data.validation has text that data.sources has as well, in {names}: the validation loss is then of text \
+            "validation.sources has text that data.sources has as well, in {names}: the validation loss is then of text \
              that is trained on; leave it out of one of them"
         )
     };
@@ -305,7 +305,7 @@ impl Drop for Failing {
 #[test]
 fn batches_are_made_ahead() {
     let files = files();
-    let config = config(&files, &[ONE_DEVICE, &["data.validation=[]", "train.steps_per_call=2"]]);
+    let config = config(&files, &[ONE_DEVICE, &["validation.sources=[]", "train.steps_per_call=2"]]);
     let (read, is_gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let trainer = |fails_at| {
         let text = Text::load(&config).expect("a text");

@@ -25,7 +25,7 @@ fn with_number(literal: &Literal, place: usize, number: f64) -> Literal {
 /// Each optimizer, and each way in which gradients are added up.
 const FORMS: [&[&str]; 6] = [
     &["mesh.axes=\"fsdp=2,tensor=2\"", "target.devices=4", "train.optimizer=muon", "model.param_dtype=bf16"],
-    &["mesh.axes=\"expert=2,fsdp=2\"", "target.devices=4", "model.family=deepseek", "model.experts=4"],
+    &["mesh.axes=\"expert=2,fsdp=2\"", "target.devices=4", "model.family=deepseek", "model.family.experts=4"],
     ONE_DEVICE,
     &["mesh.axes=\"data=2,fsdp=2\"", "target.devices=4", "train.batch=8", "train.microbatches=2"],
     &["mesh.axes=\"fsdp=4\"", "target.devices=4", "model.param_dtype=bf16", "train.master_copies=false"],

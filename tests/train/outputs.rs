@@ -36,7 +36,7 @@ fn a_run_that_does_not_begin_leaves_the_files_of_another() {
     let folder = tempfile::tempdir().expect("a folder");
     let metrics = folder.path().join("metrics.jsonl");
     fs::write(&metrics, "kept\n").expect("written");
-    for key in ["data.sources=[\"/nope\"]", "train.eval_every=2", "mesh.axes=data=3"] {
+    for key in ["data.sources=[\"/nope\"]", "validation.every=2", "mesh.axes=data=3"] {
         let said = refused(&train(&[key], &["--metrics", text(&metrics)]));
         assert_eq!(fs::read_to_string(&metrics).expect("the file"), "kept\n", "{said}");
     }

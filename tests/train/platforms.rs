@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use meshloom::hlo::PlatformKind;
 use meshloom::pjrt::{CacheUse, FoundLibrary, Plugin, check_present, libraries_of, plugin_variable};
-use meshloom_train::config::{PlatformChoice, RunConfig};
+use meshloom_train::config::{Auto, RunConfig};
 use meshloom_train::{Devices, Trainer};
 use support::cases::{cases, every_case};
 use support::configs::{self, SHORT_RUN, TINY, UNOPTIMIZED};
@@ -98,7 +98,7 @@ fn a_smaller_mesh_takes_the_first_devices() {
 fn options_are_sent_when_set() {
     let keys = [
         ("target.memory_fraction=0.5", "memory_fraction"),
-        ("target.preallocate=no", "preallocate"),
+        ("target.preallocate=false", "preallocate"),
         ("target.visible_devices=\"0,1\"", "visible_devices"),
     ];
     let asked = cases("train options of a plugin", 1, keys);
@@ -121,7 +121,7 @@ fn options_are_sent_when_set() {
     for (key, expected) in [
         ("target.memory_fraction=1.5", "it must be a number from 0 to 1"),
         ("target.visible_devices=all", "it must be integers with commas between them, as in \"0,1\", or one integer"),
-        ("target.preallocate=maybe", "it must be one of \"plugin\", \"yes\", \"no\""),
+        ("target.preallocate=maybe", "target.preallocate is \"maybe\" (a string), but must be \"auto\", true or false"),
     ] {
         let error = RunConfig::from_overrides(&["target.platform=cuda".to_owned(), key.to_owned()]);
         let error = error.expect_err(key).to_string();
@@ -139,7 +139,7 @@ fn auto_takes_the_first_platform_with_devices() {
     let config = configs::config(&[&["target.platform=auto"]]);
     if present.is_none() {
         let Devices { config, client, notes } = config.open().expect("the CPU is always there");
-        assert_eq!((config.target.platform, client.devices().len()), (PlatformChoice::Of(PlatformKind::Cpu), 8));
+        assert_eq!((config.target.platform, client.devices().len()), (Auto::Chosen(PlatformKind::Cpu), 8));
         assert!(notes.is_empty(), "what is absent need not be said: {notes:?}");
     }
     let both = ["MESHLOOM_CUDA_PLUGIN", "MESHLOOM_TPU_PLUGIN"];
@@ -151,9 +151,7 @@ fn auto_takes_the_first_platform_with_devices() {
             assert!(text.contains("\nplatform = \"tpu\"\n"), "{text}");
             continue;
         }
-        for line in
-            [&format!("platform = \"{expected}\"")[..], "axes = \"data=2,fsdp=2\"", "compiler_preset = \"none\""]
-        {
+        for line in [&format!("platform = \"{expected}\"")[..], "axes = \"data=2,fsdp=2\"", "compiler_preset = false"] {
             assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}{}", String::from_utf8_lossy(&output.stderr));
         }
         // The printed config has the same meaning.
@@ -190,7 +188,7 @@ fn absent_hardware_is_one_error() {
 fn a_program_that_is_only_looked_at_says_what_it_needs() {
     let stated = |keys: &[&str]| {
         configs::config(&[keys]).on_stated_devices().and_then(|config| {
-            config.at_stage(meshloom_train::Stage::Partitioned)?;
+            config.resolve()?.at_stage(meshloom_train::Stage::Partitioned)?;
             Ok(config)
         })
     };

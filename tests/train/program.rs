@@ -86,10 +86,10 @@ impl Trained {
     pub fn keys(&self) -> Vec<String> {
         let own = [
             format!("data.sources=[{:?}]", support::path("examples/data/austen.txt")),
-            format!("data.validation=[{:?}]", self.name("validation.jsonl")),
+            format!("validation.sources=[{:?}]", self.name("validation.jsonl")),
             format!("data.cache={:?}", self.name("cache")),
         ];
-        let plain = [SHORT_RUN, ONE_DEVICE, &["train.eval_every=2", "train.eval_batches=1", "checkpoint.keep=0"]];
+        let plain = [SHORT_RUN, ONE_DEVICE, &["validation.every=2", "validation.batches=1", "checkpoint.keep=0"]];
         plain.concat().into_iter().map(str::to_owned).chain(own).collect()
     }
 }

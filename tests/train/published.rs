@@ -64,7 +64,7 @@ fn keys_of_a_shape_have_no_effect() {
     let unused = config.warnings();
     let expected = [
         "model.heads = 16 has no effect, because model.preset is \"llama-3.2-1b\"",
-        "model.load_balance_weight = 0.5 has no effect, because model.preset is \"llama-3.2-1b\"",
+        "model.load_balance_weight = 0.5 has no effect, because model.preset is \"llama-3.2-1b\", without routed experts",
     ];
     assert_eq!(unused, expected);
 }
@@ -119,8 +119,8 @@ fn a_model_that_was_not_read_again_is_refused() {
     model.preset is "gemma-2-2b": it was "llama-3.2-1b" when the model was read; call RunConfig::read_model behind the change
     model.preset is "": it was "llama-3.2-1b" when the model was read; call RunConfig::read_model behind the change
     model.config is "somewhere": it was "" when the model was read; call RunConfig::read_model behind the change
-    model.layers is 4: the published model has 16; leave it as it was read
-    model.tied_embeddings is false: the published model has true; leave it as it was read
+    model.layers is 4: it was 16 when the model was read; call RunConfig::read_model behind the change
+    model.tied_embeddings is false: it was true when the model was read; call RunConfig::read_model behind the change
     "#);
     let mut config = read("", &["model.preset=llama-3.2-1b"]);
     config.model.preset = "gemma-2-2b".to_owned();

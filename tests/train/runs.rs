@@ -364,7 +364,7 @@ fn train_saves_and_loads_parameters() {
     let both = format!("data.sources=[{:?}, {:?}]", configs::BOOK, trained.name("validation.jsonl"));
     let Said { code, stderr, .. } = run(&with_keys(&load, &[&keys[..], &[&both, "train.seed=5"]].concat()));
     assert_eq!(code, Some(0), "{stderr}");
-    let warning = "data.validation has text that data.sources has as well, in file ";
+    let warning = "validation.sources has text that data.sources has as well, in file ";
     assert!(stderr.contains(warning) && !trained.said.stderr.contains(warning), "{stderr}");
     let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["loss"].as_f64();
     let first = |text: &str| loss(text.lines().next().expect("a line")).expect("a loss");

@@ -102,7 +102,7 @@ fn no_plan_is_better_on_tpus() {
 
 #[test]
 fn no_plan_is_better_with_experts() {
-    let model = [LARGER, &["model.family=mixtral", "model.moe_mlp=2048"]].concat();
+    let model = [LARGER, &["model.family=mixtral", "model.family.moe_mlp=2048"]].concat();
     let four: &[&str] = &["train.batch=8", "mesh.axes=fsdp=4", "target.devices=4"];
     let all = [("v5p:2x2x1", four, 40), ("v5p:2x2x2", FEW_ROWS, 40), ("v5p:2x2x2", MANY_ROWS, 200)];
     check_search(1, &model, &all);

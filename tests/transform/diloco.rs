@@ -199,7 +199,9 @@ fn overlapping_programs_decide_nothing() {
     let settings = [STREAMING, &["diloco.overlap_steps=1"]].concat();
     let module = |calls| {
         let lowered = diloco_config(2, &settings)
-            .lower_run(calls, &Platform::of_any_plugin(PlatformKind::Cpu))
+            .resolve()
+            .unwrap()
+            .lower(calls, &Platform::of_any_plugin(PlatformKind::Cpu))
             .expect("it lowers")
             .1;
         let proto = lowered.module.decode().expect("a module");

@@ -114,7 +114,7 @@ fn rows_of(leaf: &Literal, replica: usize) -> Literal {
 #[track_caller]
 fn check(settings: &[&str], plain: &Plain, cut: &Cut) {
     let config = diloco_config(settings);
-    let lowered = config.lower_run(Calls::Single, &Platform::of_any_plugin(PlatformKind::Cpu));
+    let lowered = config.resolve().unwrap().lower(Calls::Single, &Platform::of_any_plugin(PlatformKind::Cpu));
     let lowered = lowered.unwrap_or_else(|error| panic!("{settings:?}: {error}")).1;
     let step = config.diloco_step().unwrap().expect("several replicas");
     let first = RunState::Diloco(Box::new(step.initialize(config.train.seed).unwrap()));
@@ -190,10 +190,15 @@ fn replicas_with_dropout() {
 /// Replicas with routed experts: mapped over the replicas, they are what each computes alone.
 #[test]
 fn replicas_of_other_models() {
-    let latent = ["model.q_lora=8", "model.kv_lora=8", "model.rope_head_dim=4", "model.v_head_dim=8"];
+    let latent = [
+        "model.family.q_lora=8",
+        "model.family.kv_lora=8",
+        "model.family.rope_head_dim=4",
+        "model.family.v_head_dim=8",
+    ];
     let families: [&[&str]; 2] = [&["model.family=mixtral"], &[&["model.family=deepseek"], &latent[..]].concat()];
     for family in cases("transform diloco experts", 1, families) {
-        let model = [family, &["model.experts=4", "model.moe_mlp=16"]].concat();
+        let model = [family, &["model.family.experts=4", "model.family.moe_mlp=16"]].concat();
         let mesh = ["mesh.axes=diloco=2,fsdp=2,expert=2", "diloco.overlap_steps=1"];
         check(&[STREAMING, &model, &mesh].concat(), &Plain::new(&model, ROWS), &cut(INTERLEAVED));
     }

@@ -33,7 +33,9 @@ impl Program {
     fn of(settings: &[&[&str]], calls: Calls) -> Program {
         let config = config(settings);
         let lowered = config
-            .lower_run(calls, &Platform::of_any_plugin(PlatformKind::Cpu))
+            .resolve()
+            .unwrap()
+            .lower(calls, &Platform::of_any_plugin(PlatformKind::Cpu))
             .unwrap_or_else(|error| panic!("{error}"))
             .1;
         Program { config, lowered }
@@ -223,7 +225,7 @@ fn payloads_are_known_without_a_program() {
         let options = diloco.options();
         for (fragment, share) in [(0, 1), (1, 2), (2, 2)] {
             let payload = diloco.fragments().payload_bytes(Fragment::Part(fragment), options.transport, options.block);
-            let state = program.config.state().unwrap();
+            let state = program.config.resolve().unwrap().state();
             let whole = state.params().leaves();
             let parts = program.outer_parts();
             let each = whole
@@ -269,8 +271,13 @@ fn with_partially_sharded_replicas() {
 /// Nothing goes from one replica to another in a step, whatever kind of step is mapped over the replicas.
 #[test]
 fn steps_of_all_kinds_keep_to_themselves() {
-    let experts = ["model.experts=4", "model.moe_mlp=16"];
-    let latent = ["model.q_lora=8", "model.kv_lora=8", "model.rope_head_dim=4", "model.v_head_dim=8"];
+    let experts = ["model.family.experts=4", "model.family.moe_mlp=16"];
+    let latent = [
+        "model.family.q_lora=8",
+        "model.family.kv_lora=8",
+        "model.family.rope_head_dim=4",
+        "model.family.v_head_dim=8",
+    ];
     let over_experts = ["mesh.axes=diloco=2,fsdp=2,expert=2", "partition.replication=warn"];
     let cases: [&[&[&str]]; 5] = [
         &[PLAIN_MESH, &["model.dropout=0.1", "remat.policy=full"]],
@@ -391,7 +398,7 @@ fn free_loop_after(graph: &Graph, sent: Node) -> bool {
 #[test]
 fn paths_of_the_state() {
     let config = config(&[PLAIN_MESH]);
-    let state = config.state().unwrap();
+    let state = config.resolve().unwrap().state();
     let paths = state.paths();
     for path in ["inner.params.embedding", "inner.step", "outer.params.embedding", "outer.momentum.embedding", "step"] {
         assert!(paths.iter().any(|found| found == path), "{path} in {paths:?}");

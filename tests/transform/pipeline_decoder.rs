@@ -17,21 +17,25 @@ head_dim = 8
 mlp = 32
 vocab = 256
 seq = 8
-experts = 4
-moe_mlp = 16
-q_lora = 8
-kv_lora = 8
-rope_head_dim = 4
-v_head_dim = 8
 [train]
 batch = 16
 [remat]
 policy = "full"
 "#;
 
+/// The sizes of a family with routed experts.
+const ROUTED: &[&str] = &["model.family.experts=4", "model.family.moe_mlp=16"];
+
+/// The sizes of a family with latent attention.
+const LATENT: &[&str] =
+    &["model.family.q_lora=8", "model.family.kv_lora=8", "model.family.rope_head_dim=4", "model.family.v_head_dim=8"];
+
 /// A config with these keys set.
 fn config(settings: &[&str]) -> RunConfig {
-    train_steps::config(MODEL, settings)
+    let is = |family: &str| settings.contains(&family);
+    let latent = if is("model.family=deepseek") { LATENT } else { &[] };
+    let routed = if is("model.family=mixtral") || !latent.is_empty() { ROUTED } else { &[] };
+    train_steps::config(MODEL, &[routed, latent, settings].concat())
 }
 
 /// Runs a step and returns its results by path: loss, norm of the gradient, and the moments, from which the gradient

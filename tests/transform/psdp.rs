@@ -28,8 +28,6 @@ head_dim = 8
 mlp = 32
 vocab = 256
 seq = 8
-experts = 4
-moe_mlp = 16
 [train]
 batch = 64
 clip_norm = 0.05
@@ -119,7 +117,8 @@ fn around_a_pipeline() {
 /// The load-balance loss of routed experts is that of each microbatch.
 #[test]
 fn routed_experts() {
-    let family = ["model.family=mixtral", "train.batch=32", DROPOUT];
+    let sizes = ["model.family.experts=4", "model.family.moe_mlp=16"];
+    let family = [&["model.family=mixtral", "train.batch=32", DROPOUT], &sizes[..]].concat();
     for (microbatches, by) in [(MICROBATCHES[0], By::Interpreter), (MICROBATCHES[1], By::Plugin)] {
         let settings = [&family[..], &[microbatches]].concat();
         let one = [&["mesh.axes=data=1", "target.devices=1"], &settings[..]].concat();

@@ -40,16 +40,28 @@ fn text(section: &SectionInfo) -> String {
     let absent = if section.is_present { "" } else { " (not in this config)" };
     let mut text = format!("[{}] {}{absent}\n", section.name, section.meaning);
     for key in &section.keys {
-        let KeyInfo { name, value, default, allowed, meaning } = key;
+        let KeyInfo { name, value, default, allowed, meaning, .. } = key;
         let shown = match (value, default) {
             (Some(value), Some(default)) if value != default => format!("{name} = {value} (default {default})"),
             (Some(value), _) => format!("{name} = {value}"),
             (None, Some(default)) => format!("{name} (default {default})"),
             (None, None) => format!("{name} (no default)"),
         };
-        text += &format!("  {shown}\n      {meaning}\n      Must be {allowed}.\n");
+        text += &format!("  {shown}\n      {meaning}\n      Must be {allowed}.{}\n", needed(key));
     }
     text
+}
+
+/// The keys without which a key has no effect.
+fn needed(key: &KeyInfo) -> String {
+    let need = |(key, values): &(&str, &[&str])| match values {
+        [] => format!("{key}"),
+        values => {
+            format!("{key} = {}", values.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(" or "))
+        }
+    };
+    let needs: Vec<String> = key.needs.iter().map(need).collect();
+    if needs.is_empty() { String::new() } else { format!(" Only with {}.", needs.join(" and ")) }
 }
 
 /// A section of a config that can be read again. Keys without a value are comments.
@@ -57,7 +69,7 @@ fn commented(section: &SectionInfo) -> String {
     let off = |is_off: bool| if is_off { "#" } else { "" };
     let mut text = format!("# {}\n{}[{}]\n", section.meaning, off(!section.is_present), section.name);
     for key in &section.keys {
-        text += &format!("# {} Must be {}.\n", key.meaning, key.allowed);
+        text += &format!("# {} Must be {}.{}\n", key.meaning, key.allowed, needed(key));
         let value = key.value.as_ref().or(key.default.as_ref());
         let is_off = key.value.is_none();
         text += &match value {

@@ -44,10 +44,10 @@ pub fn run(arguments: &Train, words: &[OsString], start: Start, interrupts: &Int
 
 fn print_sharding(config: &RunConfig) -> Result<()> {
     let table = match config.target.topology.as_str() {
-        "" => config.on_stated_devices()?.debug_sharding()?,
+        "" => config.on_stated_devices()?.resolve()?.debug_sharding()?,
         topology => {
             let devices = ahead_of_time::describe(&Topology::parse(topology)?, &Settings::default())?.devices;
-            config.on_devices(devices.len())?.debug_sharding()?
+            config.on_devices(devices.len())?.resolve()?.debug_sharding()?
         }
     };
     match table {

@@ -50,14 +50,14 @@ fn of_file(file: &Path, config: &RunConfig) -> Result<Searched> {
     let hardware = read_hardware(file)?;
     let of_hardware = on_hardware(config, &hardware);
     let (own, platform) = (config.target.platform, of_hardware.target.platform);
-    if own.kind().is_some() && own != platform {
+    if own.chosen().is_some() && own != platform {
         bail!("{} describes devices of {platform}, but target.platform is {own}: set it to {platform}", file.display());
     }
     Ok((of_hardware, hardware, None))
 }
 
 fn of_client(config: &RunConfig) -> Result<Searched> {
-    let opened = match config.target.platform.kind() {
+    let opened = match config.target.platform.chosen() {
         Some(PlatformKind::Cpu) => None,
         _ => Some(config.open_one()?).filter(|(client, _)| client.platform().kind() != PlatformKind::Cpu),
     };

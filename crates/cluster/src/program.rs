@@ -128,7 +128,7 @@ impl Here {
         let options = ReplicaOptions {
             number,
             count: diloco.replicas,
-            least: diloco.min_replicas,
+            least: diloco.apart.as_ref().map_or(1, |apart| apart.min_replicas),
             store,
             listen: flags.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: flags.advertise.clone(),

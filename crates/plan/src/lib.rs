@@ -43,7 +43,7 @@ use meshloom::pjrt::Platform;
 use meshloom::trace::Tree;
 use meshloom_nn::{AttentionConfig, DecoderConfig, FeedForwardConfig};
 use meshloom_train::Error;
-use meshloom_train::config::{ConfigError, OptimizerKind, PlatformChoice, RuleSource, RunConfig};
+use meshloom_train::config::{Auto, ConfigError, OptimizerConfig, RuleSource, RunConfig};
 use placement::other_placements;
 pub use plan::{Plan, Residual};
 use plan::{Shape, plans};
@@ -160,7 +160,7 @@ impl From<ConfigError> for SearchError {
 pub fn on_hardware(config: &RunConfig, hardware: &Hardware) -> RunConfig {
     let mut config = config.clone();
     config.target.topology.clear();
-    config.target.platform = PlatformChoice::Of(hardware.chip.backend);
+    config.target.platform = Auto::Chosen(hardware.chip.backend);
     config.target.devices = hardware.device_count();
     config
 }
@@ -495,7 +495,7 @@ fn shape(base: &RunConfig, decoder: &DecoderConfig, hardware: &Hardware, has_hos
         width: decoder.architecture.embed,
         experts,
         can_offload: hardware.host_rate().is_some() && has_host_memory,
-        chooses_residual: matches!(base.rules.source, RuleSource::Preset(_)),
+        chooses_residual: matches!(base.rules.source(), RuleSource::Preset(_)),
     }
 }
 
@@ -537,8 +537,8 @@ fn model(base: &RunConfig, decoder: &DecoderConfig) -> Model {
     }
     let bytes = |dtype: DType| dtype.bit_count() as f64 / 8.0;
     let moments = match base.train.optimizer {
-        OptimizerKind::AdamW => 8.0,
-        OptimizerKind::Muon => 4.0,
+        OptimizerConfig::AdamW { .. } => 8.0,
+        OptimizerConfig::Muon { .. } => 4.0,
     };
     let stack = &decoder.architecture.stack;
     Model {

@@ -194,7 +194,7 @@ impl Plan {
     pub(super) fn of(config: &RunConfig) -> Option<Plan> {
         let mesh = config.mesh().ok()?;
         let sizes = AXES.map(|name| mesh.axis(name).map_or(1, |axis| mesh.size(axis)));
-        let residual = match &config.rules.source {
+        let residual = match config.rules.source() {
             RuleSource::Preset(name) if name == Residual::Whole.preset() => Residual::Whole,
             RuleSource::Preset(name) if name != Residual::Split.preset() => return None,
             _ => Residual::Split,
@@ -210,7 +210,7 @@ impl Plan {
         let is_one = sizes.iter().product::<usize>() == mesh.device_count()
             && config.mesh.dcn.is_empty()
             && config.pipeline.as_ref().is_none_or(is_plain);
-        let mut chosen = config.remat_policy();
+        let mut chosen = config.remat.clone();
         if let RematPolicy::Save(kept) | RematPolicy::Offload(kept) = &mut chosen {
             // In whatever order.
             kept.sort_by_key(|kept| NAMES.iter().position(|name| kept == name));
@@ -228,15 +228,11 @@ impl Plan {
         let mut config = base.clone();
         config.mesh.axes = self.mesh();
         config.mesh.dcn = String::new();
-        (config.remat.policy, config.remat.names) = match &self.remat {
-            RematPolicy::Save(kept) => (RematPolicy::Save(Vec::new()), texts(kept)),
-            RematPolicy::Offload(kept) => (RematPolicy::Offload(Vec::new()), texts(kept)),
-            other => (other.clone(), Vec::new()),
-        };
+        config.remat.clone_from(&self.remat);
         config.train.microbatches = self.accumulate;
         config.pipeline.clone_from(&self.pipeline);
-        if let RuleSource::Preset(_) = config.rules.source {
-            config.rules.source = RuleSource::Preset(self.residual.preset().to_owned());
+        if let RuleSource::Preset(_) = config.rules.source() {
+            config.rules.set_preset(self.residual.preset());
         }
         config
     }

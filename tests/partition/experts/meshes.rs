@@ -22,16 +22,16 @@ const SMALL: &[&str] = &[
     "model.head_dim=8",
     "model.mlp=48",
     "model.seq=16",
-    "model.experts=8",
-    "model.experts_per_token=3",
-    "model.moe_mlp=16",
-    "model.q_lora=16",
-    "model.kv_lora=16",
-    "model.rope_head_dim=4",
-    "model.v_head_dim=8",
     "model.load_balance_weight=0.5",
     "train.batch=16",
 ];
+
+/// The sizes of a family with routed experts.
+const ROUTED: &[&str] = &["model.family.experts=8", "model.family.experts_per_token=3", "model.family.moe_mlp=16"];
+
+/// The sizes of a family with latent attention.
+const LATENT: &[&str] =
+    &["model.family.q_lora=16", "model.family.kv_lora=16", "model.family.rope_head_dim=4", "model.family.v_head_dim=8"];
 
 /// A family, and what of it is set.
 const MODELS: &[&[&str]] = &[
@@ -39,7 +39,7 @@ const MODELS: &[&[&str]] = &[
     &["model.family=mixtral", "model.batch_split=true", "remat.policy=full"],
     &["model.family=deepseek"],
     &["model.family=deepseek", "model.batch_split=true", "model.scan_layers=false"],
-    &["model.family=deepseek", "model.q_lora=0", "remat.policy=dots", "model.routed_scaling_factor=2.5"],
+    &["model.family=deepseek", "model.family.q_lora=0", "remat.policy=dots", "model.family.routed_scaling_factor=2.5"],
     &["model.batch_split=true"],
 ];
 
@@ -57,7 +57,10 @@ pub fn random_mesh(random: &mut Random) -> String {
 
 pub fn config(mesh: &str, model: &[&str]) -> RunConfig {
     let mesh = format!("mesh.axes={mesh}");
-    support::configs::config(&[SMALL, &[support::configs::UNOPTIMIZED], model, &[&mesh]])
+    let is = |family: &str| model.contains(&family);
+    let latent = if is("model.family=deepseek") { LATENT } else { &[] };
+    let routed = if is("model.family=mixtral") || !latent.is_empty() { ROUTED } else { &[] };
+    support::configs::config(&[SMALL, &[support::configs::UNOPTIMIZED], routed, latent, model, &[&mesh]])
 }
 
 /// Loss and gradients; and inputs for them.

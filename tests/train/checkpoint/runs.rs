@@ -179,7 +179,7 @@ fn padding_is_not_saved() {
     let is_padded = |array: meshloom::pjrt::Array| array.layout().dims() != array.ty().dims.as_slice();
     assert!(trainer.state().leaves().into_iter().any(is_padded));
     let folder = save(&trainer, &directory.path().join("0"));
-    let declared = config(&[uneven, fsdp]).state().expect("a state");
+    let declared = config(&[uneven, fsdp]).resolve().expect("a run").state();
     let saved = Checkpoint::open(&folder).expect("a checkpoint").load_on_host(&declared, "").expect("values");
     let saved = saved.leaves().into_iter().map(|literal| literal.bytes().to_vec());
     assert!(declared.paths().into_iter().zip(saved).collect::<BTreeMap<_, _>>() == state(&trainer));

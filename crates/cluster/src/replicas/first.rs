@@ -205,7 +205,8 @@ impl First {
                         self.decide(BEGINNING, &decision)?;
                         continue;
                     }
-                    let needed = if waited { format!("{least} (diloco.min_replicas)") } else { count.to_string() };
+                    let needed =
+                        if waited { format!("{least} (diloco.apart.min_replicas)") } else { count.to_string() };
                     reminder.say(|| format!("{here} replicas are here; the run begins with {needed}"));
                 }
             }
@@ -304,8 +305,9 @@ impl First {
                     self.decide(round, &decision)?;
                     continue;
                 }
-                Err(Undecided::TooFew(here)) => reminder
-                    .say(|| format!("{here} replicas are here; the run goes on with {least} (diloco.min_replicas)")),
+                Err(Undecided::TooFew(here)) => reminder.say(|| {
+                    format!("{here} replicas are here; the run goes on with {least} (diloco.apart.min_replicas)")
+                }),
                 Err(Undecided::Others) => reminder.say(|| format!("the others have not decided on step {round} yet")),
             }
             self.store.wait_for_change("", since, MOMENT)?;

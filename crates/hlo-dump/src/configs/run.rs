@@ -44,7 +44,7 @@ pub fn text(path: &Path) -> Result<(String, String)> {
 
 pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
     let config = RunConfig::from_toml_with(text, name, set)?.on_stated_devices()?;
-    let lowered = config.at_stage(stage)?;
+    let lowered = config.resolve()?.at_stage(stage)?;
     for warning in config.warnings().into_iter().chain(lowered.warnings()) {
         error_line(&format!("{} {warning}", paint(WARN, "warning:")));
     }

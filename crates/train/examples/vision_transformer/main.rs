@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ];
     let config = RunConfig::from_overrides(&settings).map_err(Error::from)?;
     let model = VisionTransformer { layers: 4, embed: 32, heads: 4, pipeline: config.pipeline_options()? };
-    let client = Client::cpu(Trainer::device_count(&config)?)?;
+    let client = Client::cpu(config.mesh().map_err(Error::from)?.device_count())?;
 
     let mut trainer = Trainer::of(config.resolve_for(model.clone())?, Digits, &client)?;
     let mut checkpointer = Checkpointer::new(&config.checkpoint, Start::Fresh)?;

@@ -26,21 +26,17 @@ const FACTS: [(&str, Option<&[&str]>); 3] =
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 14] = [
+const FREE_KEYS: [&str; 10] = [
     "model.scan_layers",
     "model.batch_split",
-    "data.validation",
     "data.cache",
     "train.microbatches",
     "train.steps_per_call",
     "train.time_limit",
     "train.init",
     "train.skip_bad_steps",
-    "train.eval_every",
-    "train.eval_batches",
     "diloco.check_replicas",
-    "diloco.apart",
-    "diloco.min_replicas",
+    "diloco.apart.min_replicas",
 ];
 
 impl RecordedConfig {
@@ -95,12 +91,22 @@ impl RecordedConfig {
     /// The text is not TOML.
     pub(crate) fn computed(&self) -> Result<BTreeMap<String, toml::Value>, toml::de::Error> {
         let table: toml::Table = self.0.parse()?;
-        let of_section = |section: &&str| {
-            let keys = table.get(*section).and_then(toml::Value::as_table).cloned().unwrap_or_default();
-            keys.into_iter().map(|(name, value)| (format!("{section}.{name}"), value)).collect::<Vec<_>>()
-        };
-        let keys = SECTIONS.iter().flat_map(of_section);
-        Ok(keys.filter(|(key, _)| !FREE_KEYS.contains(&key.as_str())).collect())
+        let mut found = BTreeMap::new();
+        for section in SECTIONS {
+            table.get(section).into_iter().for_each(|value| add_keys(section, value, &mut found));
+        }
+        Ok(found)
+    }
+}
+
+/// Adds the keys of a section and of those below it, but for [`FREE_KEYS`].
+fn add_keys(path: &str, value: &toml::Value, found: &mut BTreeMap<String, toml::Value>) {
+    match value {
+        _ if FREE_KEYS.contains(&path) => {}
+        toml::Value::Table(keys) => {
+            keys.iter().for_each(|(key, value)| add_keys(&format!("{path}.{key}"), value, found))
+        }
+        _ => drop(found.insert(path.to_owned(), value.clone())),
     }
 }
 

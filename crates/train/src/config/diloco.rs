@@ -1,5 +1,6 @@
 //! The meaning of `[diloco]`, and warnings of a config.
 
+use super::section::without_effect;
 use super::{DilocoConfig, RunConfig};
 use meshloom::hlo::message::counted;
 use meshloom::transform::diloco::{DilocoOptions, LayerOrder, Schedule, Streaming};
@@ -18,8 +19,8 @@ impl RunConfig {
         };
         Some(DilocoOptions {
             // Programs of a replica apart know no others.
-            replicas: if config.apart { 1 } else { config.replicas },
-            apart: config.apart,
+            replicas: if self.is_apart() { 1 } else { config.replicas },
+            apart: self.is_apart(),
             sync_period: config.sync_period,
             outer_rate: config.outer_lr,
             outer_momentum: config.outer_momentum,
@@ -47,32 +48,37 @@ impl RunConfig {
 
     /// Warnings of each thing that the config asks for and does not get, with the reason.
     pub fn warnings(&self) -> Vec<String> {
-        self.warnings_with(!self.data.validation.is_empty())
+        // As it was written, not as the devices have settled it since.
+        let sections = RunConfig { target: self.origin.target.clone(), ..self.clone() }.describe();
+        let others =
+            [self.unknown_keys_of_model(), self.longer_than_made_for(), self.endless_warmup(), self.no_overlap()];
+        let unused = without_effect(&sections, &self.unused_of_model());
+        unused.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// As [`RunConfig::warnings`], of a run that has a validation set or none, whatever `data.validation` is.
-    pub(crate) fn warnings_with(&self, has_validation: bool) -> Vec<String> {
+    /// Returns a warning if fragments are used late, but no transfer overlaps with a step.
+    fn no_overlap(&self) -> Option<String> {
         let (calls, steps) = (self.train.steps_per_call, self.train.steps);
         // The transfers of replicas that are apart are not part of a program.
-        let late = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0 && !self.is_apart());
-        let problem = |schedule: Schedule| {
-            let period = schedule.period();
-            let of_call = (!calls.is_multiple_of(period))
-                .then(|| format!("train.steps_per_call must be {period}, or a multiple of it, not {calls}"));
-            let why = why_no_overlap(&schedule, steps).or(of_call)?;
-            let overlap = counted(schedule.overlap(), "step");
-            Some(format!("fragments are used {overlap} late, but no transfer overlaps with a step: {why}"))
-        };
-        let unused = self.unused_keys(has_validation);
-        let unknown = self.unknown_keys_of_model();
-        let long = self.longer_than_made_for();
-        unused
-            .into_iter()
-            .chain(unknown)
-            .chain(long)
-            .chain(self.endless_warmup())
-            .chain(late.and_then(problem))
-            .collect()
+        let schedule = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0 && !self.is_apart())?;
+        let period = schedule.period();
+        let of_call = (!calls.is_multiple_of(period))
+            .then(|| format!("train.steps_per_call must be {period}, or a multiple of it, not {calls}"));
+        let why = why_no_overlap(&schedule, steps).or(of_call)?;
+        let overlap = counted(schedule.overlap(), "step");
+        Some(format!("fragments are used {overlap} late, but no transfer overlaps with a step: {why}"))
+    }
+
+    /// Returns a warning if the warm-up leaves no step after it.
+    fn endless_warmup(&self) -> Option<String> {
+        let (warmup, steps) = (self.train.warmup, self.train.steps);
+        let percent = 100.0 * steps as f64 / warmup as f64;
+        (warmup >= steps).then(|| {
+            format!(
+                "train.warmup is {warmup}, but train.steps is {steps}: the learning rate rises until the last step, to \
+                 {percent:.0} % of train.learning_rate"
+            )
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::path::PathBuf;
 
-use super::SECTIONS;
+use super::RunConfig;
 use meshloom::hlo::suggest::did_you_mean;
 
 /// Where a part of the config was written: a file with line and column, or an override.
@@ -186,23 +186,19 @@ pub(super) fn invalid_described(key: &str, value: String, reason: &str) -> Confi
 /// Keys of before, and what to write in place of them.
 const RENAMED: [(&str, &str); 1] = [("data.text", "it is data.sources now, a list: data.sources = [\"file.txt\"]")];
 
-/// `key` is the full path; `allowed` are the names possible in its last place.
-pub(super) fn unknown_key<'a>(
-    place: &Place,
-    key: &str,
-    allowed: impl IntoIterator<Item = &'a str> + Clone,
-) -> ConfigError {
+/// `key` is the full path, and `allowed` are the names possible in its last place. `why` follows the key where it is known.
+pub(super) fn unknown_key(place: &Place, key: &str, allowed: &[&str], why: Option<String>) -> ConfigError {
     let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
-    if let Some((_, advice)) = RENAMED.iter().find(|(before, _)| *before == key) {
-        let (key, allowed) = (key.to_owned(), allowed.into_iter().collect::<Vec<_>>().join(", "));
-        return ConfigErrorKind::UnknownKey { key, suggestion: format!(" ({advice})"), allowed }.at(place.clone());
-    }
-    let mut suggestion = did_you_mean(name, allowed.clone());
-    if suggestion.is_empty() {
-        // Right name, wrong section: `train.layers`.
-        let elsewhere = SECTIONS.iter().find(|(other, keys)| *other != section && keys.contains(&name));
-        suggestion = elsewhere.map(|(other, _)| format!(" (did you mean \"{other}.{name}\"?)")).unwrap_or_default();
-    }
-    let allowed = allowed.into_iter().collect::<Vec<_>>().join(", ");
-    ConfigErrorKind::UnknownKey { key: key.to_owned(), suggestion, allowed }.at(place.clone())
+    let advice = RENAMED.iter().find(|(before, _)| *before == key).map(|(_, advice)| format!(" ({advice})"));
+    let near = || Some(did_you_mean(name, allowed.iter().copied())).filter(|near| !near.is_empty());
+    // Right name, wrong section: `train.layers`.
+    let elsewhere = || {
+        let sections = RunConfig::default().describe();
+        let mut others = sections.iter().filter(|other| other.name != section);
+        let other = others.find(|other| other.keys.iter().any(|key| key.name == name))?;
+        Some(format!(" (did you mean \"{}.{name}\"?)", other.name))
+    };
+    let suggestion = why.or(advice).or_else(near).or_else(elsewhere).unwrap_or_default();
+    let (key, allowed) = (key.to_owned(), allowed.join(", "));
+    ConfigErrorKind::UnknownKey { key, suggestion, allowed }.at(place.clone())
 }

@@ -2,7 +2,7 @@
 
 use super::error::{ConfigError, invalid};
 use super::validate::Checked;
-use super::{ExchangeChoice, ModelFamily, Placement, RunConfig};
+use super::{Auto, ModelFamily, Placement, RunConfig};
 use meshloom_nn::{
     Activation, Architecture, AttentionConfig, ExchangeSizes, ExpertExchange, FeedForwardConfig, GroupedConfig,
     LatentConfig, LayerConfig, MoeConfig, RmsNorm, Rope, Scoring, Stack,
@@ -50,37 +50,47 @@ impl RunConfig {
         }
         let model = &self.model;
         let (theta, epsilon) = (model.rope_theta, model.norm_epsilon);
-        let attention = match model.family {
-            ModelFamily::Llama | ModelFamily::Mixtral => {
-                AttentionConfig::Grouped(GroupedConfig::llama(model.heads, model.kv_heads, model.head_dim, theta))
+        let grouped =
+            || AttentionConfig::Grouped(GroupedConfig::llama(model.heads, model.kv_heads, model.head_dim, theta));
+        let routed =
+            |experts, experts_per_token, mlp| MoeConfig { experts, experts_per_token, mlp, ..MoeConfig::default() };
+        let (attention, feed_forward) = match model.family {
+            ModelFamily::Llama {} => {
+                (grouped(), FeedForwardConfig::Dense { mlp: model.mlp, activation: Activation::Silu })
             }
-            ModelFamily::Deepseek => AttentionConfig::Latent(LatentConfig {
-                heads: model.heads,
-                q_lora: model.q_lora,
-                kv_lora: model.kv_lora,
-                nope_head_dim: model.head_dim,
-                rope_head_dim: model.rope_head_dim,
-                v_head_dim: model.v_head_dim,
-                scale: ((model.head_dim + model.rope_head_dim) as f64).powf(-0.5),
-                rope: Rope::new(model.rope_head_dim, theta),
-                norm: RmsNorm::llama(epsilon),
-            }),
-        };
-        let routed = MoeConfig {
-            experts: model.experts,
-            experts_per_token: model.experts_per_token,
-            mlp: model.moe_mlp,
-            ..MoeConfig::default()
-        };
-        let feed_forward = match model.family {
-            ModelFamily::Llama => FeedForwardConfig::Dense { mlp: model.mlp, activation: Activation::Silu },
-            ModelFamily::Mixtral => FeedForwardConfig::Routed(routed),
-            ModelFamily::Deepseek => FeedForwardConfig::Routed(MoeConfig {
-                shared_experts: model.shared_experts,
-                scoring: Scoring::Sigmoid,
-                weight_scale: model.routed_scaling_factor,
-                ..routed
-            }),
+            ModelFamily::Mixtral { experts, experts_per_token, moe_mlp } => {
+                (grouped(), FeedForwardConfig::Routed(routed(experts, experts_per_token, moe_mlp)))
+            }
+            ModelFamily::Deepseek {
+                experts,
+                experts_per_token,
+                moe_mlp,
+                shared_experts,
+                routed_scaling_factor,
+                q_lora,
+                kv_lora,
+                rope_head_dim,
+                v_head_dim,
+            } => {
+                let attention = AttentionConfig::Latent(LatentConfig {
+                    heads: model.heads,
+                    q_lora,
+                    kv_lora,
+                    nope_head_dim: model.head_dim,
+                    rope_head_dim,
+                    v_head_dim,
+                    scale: ((model.head_dim + rope_head_dim) as f64).powf(-0.5),
+                    rope: Rope::new(rope_head_dim, theta),
+                    norm: RmsNorm::llama(epsilon),
+                });
+                let routed = MoeConfig {
+                    shared_experts,
+                    scoring: Scoring::Sigmoid,
+                    weight_scale: routed_scaling_factor,
+                    ..routed(experts, experts_per_token, moe_mlp)
+                };
+                (attention, FeedForwardConfig::Routed(routed))
+            }
         };
         let norm = RmsNorm::llama(epsilon);
         let layer = LayerConfig { attention, feed_forward, norm, norms_behind: false, residual_scale: 1.0 };
@@ -88,6 +98,11 @@ impl RunConfig {
             tied_embeddings: model.tied_embeddings,
             ..Architecture::llama(model.embed, model.vocab, Stack::uniform(layer, model.layers), epsilon)
         }
+    }
+
+    /// The number of routed experts of a family's layer.
+    pub(super) fn experts(&self) -> usize {
+        self.stack().described().find_map(|layer| Some(layer.routed()?.experts)).unwrap_or_default()
     }
 
     /// Whether layers have routed experts.
@@ -125,13 +140,14 @@ impl RunConfig {
 
     /// How tokens of these experts travel.
     fn exchange_of(&self, experts: &MoeConfig, placement: &Placement) -> ExpertExchange {
-        match self.kernels.experts_exchange {
-            ExchangeChoice::Gather => ExpertExchange::Gather,
-            ExchangeChoice::AllToAll => ExpertExchange::AllToAll,
-            ExchangeChoice::Auto if self.hinders_all_to_all(placement).is_some() => ExpertExchange::Gather,
+        let is_hindered = || {
             // Slots would be all-reduced over the axes that split the inner width, which the formulas do not count.
-            ExchangeChoice::Auto if placement.parts(INNER) > 1 => ExpertExchange::Gather,
-            ExchangeChoice::Auto => experts.cheaper_exchange(self.exchange_sizes(placement)),
+            self.hinders_all_to_all(placement).is_some() || placement.parts(INNER) > 1
+        };
+        match self.kernels.experts_exchange {
+            Auto::Chosen(exchange) => exchange,
+            Auto::Auto if is_hindered() => ExpertExchange::Gather,
+            Auto::Auto => experts.cheaper_exchange(self.exchange_sizes(placement)),
         }
     }
 
@@ -197,11 +213,14 @@ impl RunConfig {
                 return Err(invalid("model.batch_split", true, &reason).because(parts));
             }
         }
-        let is_own = self.published().is_none();
-        if is_own && self.has_experts() && model.experts_per_token > model.experts {
-            let reason = format!("it must be at most model.experts, which is {}", model.experts);
-            let wrong = invalid("model.experts_per_token", model.experts_per_token, &reason);
-            return Err(wrong.because(["model.experts"]));
+        if let ModelFamily::Mixtral { experts, experts_per_token, .. }
+        | ModelFamily::Deepseek { experts, experts_per_token, .. } = model.family
+            && experts_per_token > experts
+            && self.published().is_none()
+        {
+            let reason = format!("it must be at most model.family.experts, which is {experts}");
+            let wrong = invalid("model.family.experts_per_token", experts_per_token, &reason);
+            return Err(wrong.because(["model.family.experts"]));
         }
         self.validate_further()
     }
@@ -213,10 +232,12 @@ impl RunConfig {
         let Some(routed) = stack.described().find_map(|layer| layer.routed()) else { return Ok(()) };
         if routed.experts.is_multiple_of(groups) {
             let choice = self.kernels.experts_exchange;
-            if choice == ExchangeChoice::AllToAll
+            if choice == Auto::Chosen(ExpertExchange::AllToAll)
                 && let Some((reason, keys)) = self.hinders_all_to_all(placement)
             {
-                return Err(invalid("kernels.experts_exchange", choice.name(), &reason).because(keys.iter().copied()));
+                return Err(
+                    invalid("kernels.experts_exchange", choice.to_string(), &reason).because(keys.iter().copied())
+                );
             }
             return Ok(());
         }
@@ -226,6 +247,6 @@ impl RunConfig {
             let reason = format!("the model's {count} experts must be a multiple of {groups}: {spread}");
             return Err(invalid("mesh.axes", &self.mesh.axes, &reason).because(["model.preset", "model.config"]));
         }
-        Err(invalid("model.experts", count, &format!("it must be a multiple of {groups}: {spread}")))
+        Err(invalid("model.family.experts", count, &format!("it must be a multiple of {groups}: {spread}")))
     }
 }

@@ -5,7 +5,6 @@
 //! found and what is allowed. Reading checks everything that can be checked without a model.
 
 mod context;
-mod describe;
 mod diloco;
 mod error;
 mod family;
@@ -15,8 +14,9 @@ mod pipeline;
 mod placement;
 mod published;
 mod rules;
-mod sections;
 mod runnable;
+mod section;
+mod sections;
 mod target;
 mod tree;
 mod unused;
@@ -24,105 +24,61 @@ mod validate;
 mod value;
 
 use meshloom::hlo::files;
+use meshloom::ops::RematPolicy;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use describe::SectionInfo;
 pub(crate) use error::invalid;
 pub use error::{ConfigError, ConfigErrorKind, Place};
+pub use meshloom::compile::PartitionMode;
 pub(crate) use mixture::Mixture;
 pub(crate) use placement::Placement;
-pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
+pub use rules::{RoleRules, RuleEntry, RulePreset, RuleSource, RulesConfig};
+pub use section::{Given, KeyInfo, SectionInfo};
 pub use sections::{
-    AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExchangeChoice,
-    ExpertsChoice, KernelsConfig, MatmulChoice, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig,
-    PartitionMode, PipelineConfig, PipelineRemat, PlatformChoice, Preallocate, ProgramLanguage, RateSchedule,
-    RematConfig, Replication, TargetConfig, TrainConfig,
+    ApartConfig, BadLines, CheckpointConfig, DataConfig, DilocoConfig, Documents, KernelsConfig, MeshConfig,
+    ModelConfig, ModelFamily, OptimizerConfig, PartitionConfig, PipelineConfig, RateSchedule, Replication,
+    TargetConfig, TrainConfig, ValidationConfig,
 };
+pub use value::Auto;
 
 use published::ReadModel;
-use tree::Table;
-pub use value::KeyInfo;
-use value::{Keys, Section, Written};
+use section::{describe, read_section, section, write_section};
+use tree::{Entry, Node, Table};
 
-/// Defines the run config from the table of its sections: the struct, and how it is read, written and described.
-macro_rules! run_config {
-    ($(#[$about:meta])* RunConfig { $($(#[$doc:meta])* $section:ident: $ty:ty,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Debug, Default, PartialEq)]
-        pub struct RunConfig {
-            $($(#[$doc])* pub $section: $ty,)*
-            /// The facts about it that reading has recorded.
-            pub(crate) origin: Origin,
-        }
-
-        /// Every section with its keys, in the order of the file.
-        const SECTIONS: &[(&str, &[&str])] = &[$((stringify!($section), <$ty as Keys>::KEYS),)*];
-
-        impl RunConfig {
-            fn read(root: Table, places: &mut HashMap<String, Place>) -> Result<RunConfig, ConfigError> {
-                let mut config = RunConfig::default();
-                for (name, entry) in root.into_entries() {
-                    let expected = format!("a section, [{name}]");
-                    match name.as_str() {
-                        $(stringify!($section) => {
-                            config.$section = Keys::read(Section::of(&name, entry, places, &expected)?)?;
-                        })*
-                        _ => {
-                            let known = SECTIONS.iter().map(|(section, _)| *section);
-                            return Err(error::unknown_key(&entry.key_place, &name, known));
-                        }
-                    }
-                }
-                Ok(config)
-            }
-
-            /// Checks each number by the bound of its key.
-            fn check_bounds(&self) -> Result<(), ConfigError> {
-                $(self.$section.check(stringify!($section))?;)*
-                Ok(())
-            }
-
-            fn write_sections(&self) -> Vec<(&'static str, Written)> {
-                [$(self.$section.write_sections(stringify!($section)),)*].concat()
-            }
-
-            /// Every section with every key.
-            pub fn describe(&self) -> Vec<SectionInfo> {
-                vec![$(describe::section(stringify!($section), &self.$section),)*]
-            }
-        }
-    };
-}
-
-run_config! {
+section! {
     /// Everything about a run. Every key has a default that works; see `examples/configs/default.toml`.
     RunConfig {
         /// `[model]`
-        model: ModelConfig,
+        model: ModelConfig = ModelConfig::default(),
         /// `[data]`
-        data: DataConfig,
+        data: DataConfig = DataConfig::default(),
         /// `[train]`
-        train: TrainConfig,
+        train: TrainConfig = TrainConfig::default(),
+        /// `[validation]`
+        validation: ValidationConfig = ValidationConfig::default(),
         /// `[checkpoint]`
-        checkpoint: CheckpointConfig,
+        checkpoint: CheckpointConfig = CheckpointConfig::default(),
         /// `[mesh]`
-        mesh: MeshConfig,
+        mesh: MeshConfig = MeshConfig::default(),
         /// `[rules]`
-        rules: RulesConfig,
+        rules: RulesConfig = RulesConfig::default(),
         /// `[remat]`
-        remat: RematConfig,
+        remat: RematPolicy = RematPolicy::None,
         /// `[kernels]`
-        kernels: KernelsConfig,
+        kernels: KernelsConfig = KernelsConfig::default(),
         /// `[pipeline]`, when there is one
-        pipeline: Option<PipelineConfig>,
+        pipeline: Option<PipelineConfig> = None,
         /// `[diloco]`, when there is one
-        diloco: Option<DilocoConfig>,
+        diloco: Option<DilocoConfig> = None,
         /// `[partition]`
-        partition: PartitionConfig,
+        partition: PartitionConfig = PartitionConfig::default(),
         /// `[target]`
-        target: TargetConfig,
+        target: TargetConfig = TargetConfig::default(),
+    } beside {
+        /// The facts about it that reading has recorded.
+        origin: Origin
     }
 }
 
@@ -172,7 +128,10 @@ impl RunConfig {
             root.set(text)?;
         }
         let mut places = HashMap::new();
-        let mut config = RunConfig::read(root, &mut places)?;
+        let place = Place::file(origin);
+        let root = Entry { key_place: place.clone(), place, node: Node::Table(root) };
+        let mut config: RunConfig = read_section(&mut places, "", root)?;
+        config.rules.settle(&places);
         if !places.contains_key("train.steps_per_call") {
             config.train.steps_per_call = config.fitting_steps_per_call();
         }
@@ -199,10 +158,11 @@ impl RunConfig {
 
     /// The config as TOML, with every key. Reading it gives the same config.
     pub fn to_toml(&self) -> String {
-        let section = |(name, keys): &(&str, Written)| {
-            let lines = keys.iter().map(|(key, value)| format!("{key} = {value}\n"));
-            format!("[{name}]\n{}", lines.collect::<String>())
-        };
-        self.write_sections().iter().map(section).collect::<Vec<_>>().join("\n")
+        write_section(self).to_string()
+    }
+
+    /// Every section with every key.
+    pub fn describe(&self) -> Vec<SectionInfo> {
+        describe(self)
     }
 }

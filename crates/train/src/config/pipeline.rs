@@ -1,18 +1,13 @@
 //! The section `[pipeline]`: from its keys and the mesh to the form of a pipeline, or to an error that names the key.
 
-use super::error::{ConfigError, invalid};
+use super::error::{ConfigError, invalid, invalid_described};
+use super::section::write_section;
 use super::validate::{Checked, needs_section};
-use super::{PipelineConfig, PipelineRemat, RunConfig};
-use meshloom::ir::Name;
+use super::{PipelineConfig, RunConfig};
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Cost, Costs, PipelineError, PipelineOptions, ScheduleError};
 
 impl RunConfig {
-    /// Returns the policy of `[remat]` with its names.
-    pub fn remat_policy(&self) -> RematPolicy {
-        with_names(&self.remat.policy, &self.remat.names)
-    }
-
     /// The form of the pipeline that the config describes; `None` without a section `[pipeline]`. The stages are the
     /// mesh axis `stage`, whole: also what of it crosses slices.
     ///
@@ -55,10 +50,7 @@ impl RunConfig {
 
     /// Returns the policy for the layers of a pipeline.
     pub(crate) fn remat_of(&self, pipeline: &PipelineConfig) -> RematPolicy {
-        match &pipeline.remat {
-            PipelineRemat::Same => self.remat_policy(),
-            PipelineRemat::Own(policy) => with_names(policy, &pipeline.remat_names),
-        }
+        pipeline.remat.as_ref().unwrap_or(&self.remat).clone()
     }
 
     /// Checks that there can be such a pipeline, and that model and batch divide into it.
@@ -75,7 +67,6 @@ impl RunConfig {
                           give one of them, or drop the section [pipeline]";
             return Err(invalid("pipeline.repeats", repeats, reason));
         }
-        validate_remat(pipeline)?;
         if !pipeline.costs.len().is_multiple_of(3) {
             let reason = "it must have three numbers, or three for each chunk of each stage";
             return Err(invalid("pipeline.costs", &pipeline.costs, reason));
@@ -164,16 +155,6 @@ impl RunConfig {
     }
 }
 
-/// A policy with the names of the values that it keeps.
-fn with_names(policy: &RematPolicy, names: &[String]) -> RematPolicy {
-    let names = || names.iter().map(|name| Name::new(name)).collect();
-    match policy {
-        RematPolicy::Save(_) => RematPolicy::Save(names()),
-        RematPolicy::Offload(_) => RematPolicy::Offload(names()),
-        policy => policy.clone(),
-    }
-}
-
 /// Three numbers each: of all stages, or of each virtual stage.
 fn costs(numbers: &[f64]) -> Option<Costs> {
     let of = |&[forward, backward, weights]: &[f64; 3]| Cost { forward, backward, weights };
@@ -184,43 +165,19 @@ fn costs(numbers: &[f64]) -> Option<Costs> {
     }
 }
 
-/// Checks that the pipeline's own policy has names if it needs them.
-fn validate_remat(PipelineConfig { remat, remat_names, .. }: &PipelineConfig) -> Checked {
-    let needs_names = matches!(remat, PipelineRemat::Own(RematPolicy::Save(_) | RematPolicy::Offload(_)));
-    match remat_names.is_empty() {
-        true if needs_names => {
-            let reason = "it needs pipeline.remat_names, the values to keep";
-            Err(invalid("pipeline.remat", remat.name(), reason).because(["pipeline.remat_names"]))
-        }
-        false if !needs_names => {
-            let reason = "names are for pipeline.remat = \"save\" or \"offload\"";
-            Err(invalid("pipeline.remat_names", remat_names, reason).because(["pipeline.remat"]))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// An impossible pipeline, by the key that is to be changed.
 fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
-    let reason = &error.to_string();
-    match error {
-        PipelineError::Repeats { .. } | PipelineError::NeedsLoss { .. } => {
-            invalid("pipeline.schedule", pipeline.schedule.name(), reason)
-        }
-        PipelineError::Branches { .. } if pipeline.delay_forwarding => {
-            invalid("pipeline.delay_forwarding", true, reason)
-        }
-        PipelineError::Branches { .. } => invalid("pipeline.weights", pipeline.weights.name(), reason),
+    let is_cost = |table: &ScheduleError| matches!(table, ScheduleError::Costs { .. } | ScheduleError::Cost { .. });
+    let key = match error {
+        PipelineError::Repeats { .. } | PipelineError::NeedsLoss { .. } => "schedule",
+        PipelineError::Branches { .. } if pipeline.delay_forwarding => "delay_forwarding",
+        PipelineError::Branches { .. } => "weights",
         PipelineError::Chunks { .. } | PipelineError::VeeChunks { .. } | PipelineError::Zero { what: "chunks" } => {
-            invalid("pipeline.chunks", pipeline.chunks, reason)
+            "chunks"
         }
-        PipelineError::Zero { what: "repeats" } => invalid("pipeline.repeats", pipeline.repeats, reason),
-        PipelineError::Zero { what: "layers per stage" } => {
-            invalid("pipeline.layers_per_stage", pipeline.layers_per_stage, reason)
-        }
-        PipelineError::Table(table) if matches!(**table, ScheduleError::Costs { .. } | ScheduleError::Cost { .. }) => {
-            invalid("pipeline.costs", &pipeline.costs, reason)
-        }
+        PipelineError::Zero { what: "repeats" } => "repeats",
+        PipelineError::Zero { what: "layers per stage" } => "layers_per_stage",
+        PipelineError::Table(table) if is_cost(table) => "costs",
         // Errors of a batch or a weight do not come from the options alone.
         PipelineError::Zero { .. }
         | PipelineError::Microbatches { .. }
@@ -228,6 +185,8 @@ fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
         | PipelineError::TooFewToFill { .. }
         | PipelineError::Table(_)
         | PipelineError::Batch { .. }
-        | PipelineError::Weight { .. } => invalid("pipeline.microbatches", pipeline.microbatches, reason),
-    }
+        | PipelineError::Weight { .. } => "microbatches",
+    };
+    let value = write_section(pipeline).get(key).map(ToString::to_string).unwrap_or_default();
+    invalid_described(&format!("pipeline.{key}"), value, &error.to_string())
 }

@@ -59,7 +59,7 @@ impl RunConfig {
                 }
                 (true, _) => format!("{error} (target.devices is {})", target.devices),
                 (false, topology) => {
-                    let has = if topology.is_empty() { target.platform.name() } else { topology };
+                    let has = if topology.is_empty() { target.platform.to_string() } else { topology.to_owned() };
                     format!(
                         "{error} ({has} has {}; --set mesh.axes=data=-1 takes all)",
                         counted(self.device_total(), "device")
@@ -97,7 +97,7 @@ impl RunConfig {
     /// Processes between which collectives go by meshloom's own way, because the plugins of CPUs have none; 1
     /// elsewhere.
     pub(crate) fn crossing_processes(&self) -> usize {
-        let on_cpu = self.target.topology.is_empty() && self.target.platform.kind() == Some(PlatformKind::Cpu);
+        let on_cpu = self.target.topology.is_empty() && self.target.platform.chosen() == Some(PlatformKind::Cpu);
         if on_cpu { self.target.processes } else { 1 }
     }
 
@@ -113,7 +113,7 @@ impl RunConfig {
 
     /// Whether each replica is a run of its own, of which this is one.
     pub(crate) fn is_apart(&self) -> bool {
-        self.diloco.as_ref().is_some_and(|diloco| diloco.apart)
+        self.diloco.as_ref().is_some_and(|diloco| diloco.apart.is_some())
     }
 
     /// Rows of the batch that this run trains on.

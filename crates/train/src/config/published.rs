@@ -4,40 +4,22 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::error::{ConfigError, Place, invalid};
+use super::error::{ConfigError, Place, invalid, invalid_described};
+use super::section::write_section;
 use super::{DataConfig, ModelConfig, RunConfig};
 use crate::model_folder::{TOKENIZER, is_published, model_folder};
 use meshloom_models::families::{Published, preset};
 use meshloom_nn::Stack;
 
-/// Keys of `[model]` that are read only where neither a preset nor a folder says what the model is. Four more are
-/// filled in from there.
-pub(super) const OF_SHAPE: [&str; 16] = [
-    "family",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "mlp",
-    "experts",
-    "experts_per_token",
-    "moe_mlp",
-    "shared_experts",
-    "routed_scaling_factor",
-    "q_lora",
-    "kv_lora",
-    "rope_head_dim",
-    "v_head_dim",
-    "rope_theta",
-    "norm_epsilon",
-];
-
-/// A published model, and what of the config it was read for.
+/// A published model, and the section `[model]` as it was when the model was read.
 #[derive(Clone, Debug)]
 pub(super) struct ReadModel {
-    preset: String,
-    config: String,
+    section: ModelConfig,
     published: Arc<Published>,
 }
+
+/// The keys of `[model]` that say as much as the published model, which fills them in.
+const FILLED: [&str; 4] = ["layers", "embed", "vocab", "tied_embeddings"];
 
 const TOKENIZER_KEY: &str = "data.tokenizer";
 
@@ -54,7 +36,8 @@ impl RunConfig {
     /// There is no such model, or it does not fit the rest of the config.
     pub fn read_model(&mut self) -> Result<(), ConfigError> {
         let before = self.origin.published.take();
-        let of_before = before.filter(|before| !before.config.is_empty()).map(|before| tokenizer_of(&before.config));
+        let of_before = before.map(|before| before.section.config).filter(|config| !config.is_empty());
+        let of_before = of_before.map(|config| tokenizer_of(&config));
         let is_written = self.origin.places.contains_key(TOKENIZER_KEY);
         if !is_written && of_before.is_some_and(|of_before| of_before == self.data.tokenizer) {
             self.data.tokenizer = DataConfig::default().tokenizer;
@@ -68,39 +51,21 @@ impl RunConfig {
 
     /// Refuses a config whose keys code has changed since the published model was read.
     pub(super) fn check_published(&self) -> Result<(), ConfigError> {
-        let ModelConfig { preset, config, layers, embed, vocab, tied_embeddings, .. } = &self.model;
-        let (read, architecture) = match &self.origin.published {
-            Some(ReadModel { preset, config, published }) => {
-                ((preset.as_str(), config.as_str()), Some(&published.architecture))
-            }
-            None => (("", ""), None),
+        let read = self.origin.published.as_ref();
+        let [now, then] = [&self.model, read.map_or(&ModelConfig::default(), |read| &read.section)].map(write_section);
+        let filled = FILLED.into_iter().filter(|_| read.is_some());
+        let Some(key) = ["preset", "config"].into_iter().chain(filled).find(|&key| now.get(key) != then.get(key))
+        else {
+            return Ok(());
         };
-        let again = "call RunConfig::read_model behind the change";
-        for (key, now, read) in [("model.preset", preset, read.0), ("model.config", config, read.1)] {
-            if now != read {
-                return Err(invalid(key, now, &format!("it was {read:?} when the model was read; {again}")));
-            }
-        }
-        let Some(architecture) = architecture else { return Ok(()) };
-        let sizes = [
-            ("model.layers", *layers, architecture.stack.layer_count()),
-            ("model.embed", *embed, architecture.embed),
-            ("model.vocab", *vocab, architecture.vocab),
-        ];
-        for (key, now, read) in sizes {
-            if now != read {
-                return Err(invalid(key, now, &format!("the published model has {read}; leave it as it was read")));
-            }
-        }
-        if *tied_embeddings != architecture.tied_embeddings {
-            let reason = format!("the published model has {}; leave it as it was read", architecture.tied_embeddings);
-            return Err(invalid("model.tied_embeddings", *tied_embeddings, &reason));
-        }
-        Ok(())
+        let text = |section: &toml::Table| section.get(key).map(ToString::to_string).unwrap_or_default();
+        let reason =
+            format!("it was {} when the model was read; call RunConfig::read_model behind the change", text(&then));
+        Err(invalid_described(&format!("model.{key}"), text(&now), &reason))
     }
 
-    /// Reads the published model that the config names, and fills in the keys that say as much of it: the numbers of
-    /// layers and token values, the width, and whether the head is tied. Where they are written, they must agree.
+    /// Reads the published model that the config names, and fills in the keys that say as much of it. Where they are
+    /// written, they must agree.
     pub(super) fn read_published(&mut self, places: &HashMap<String, Place>) -> Result<(), ConfigError> {
         let is_said = !self.model.preset.is_empty() || !self.model.config.is_empty();
         if !is_said && !self.train.init.is_empty() && !places.contains_key("model.config") {
@@ -121,31 +86,30 @@ impl RunConfig {
         };
         let published = found.map_err(|error| invalid(key, value, &error.to_string()))?;
         let architecture = &published.architecture;
-        let (layers, embed) = (architecture.stack.layer_count(), architecture.embed);
-        let filled = [
-            ("model.layers", self.model.layers, layers),
-            ("model.embed", self.model.embed, embed),
-            ("model.vocab", self.model.vocab, architecture.vocab),
-        ];
-        for (other, written, found) in filled {
-            if places.contains_key(other) && written != found {
+        let filled = ModelConfig {
+            layers: architecture.stack.layer_count(),
+            embed: architecture.embed,
+            vocab: architecture.vocab,
+            tied_embeddings: architecture.tied_embeddings,
+            ..self.model.clone()
+        };
+        let [written, found] = [&self.model, &filled].map(write_section);
+        for name in FILLED {
+            let other = format!("model.{name}");
+            if let (Some(written), Some(found)) = (written.get(name), found.get(name))
+                && places.contains_key(&other)
+                && written != found
+            {
                 let reason = format!("{key} = {value:?} has {found}; leave the key out");
-                return Err(invalid(other, written, &reason).because([key]));
+                return Err(invalid_described(&other, written.to_string(), &reason).because([key]));
             }
         }
-        let (written, tied) = (self.model.tied_embeddings, architecture.tied_embeddings);
-        if places.contains_key("model.tied_embeddings") && written != tied {
-            let reason = format!("{key} = {value:?} has {tied}; leave the key out");
-            return Err(invalid("model.tied_embeddings", written, &reason).because([key]));
-        }
-        (self.model.layers, self.model.embed, self.model.vocab) = (layers, embed, architecture.vocab);
-        self.model.tied_embeddings = tied;
+        self.model = filled;
         let tokenizer = tokenizer_of(&self.model.config);
         if !self.model.config.is_empty() && !places.contains_key(TOKENIZER_KEY) && Path::new(&tokenizer).is_file() {
             self.data.tokenizer = tokenizer;
         }
-        let (preset, config) = (self.model.preset.clone(), self.model.config.clone());
-        self.origin.published = Some(ReadModel { preset, config, published: Arc::new(published) });
+        self.origin.published = Some(ReadModel { section: self.model.clone(), published: Arc::new(published) });
         Ok(())
     }
 

@@ -1,9 +1,9 @@
 //! `[rules]`: where the logical axis rules come from.
 
-use super::KeyInfo;
-use super::error::{self, ConfigError, ConfigErrorKind};
-use super::tree::{Entry, Node, Table};
-use super::value::{Bound, Keys, Refusal, Section, Value, Written};
+use super::RunConfig;
+use super::error::{self, ConfigError};
+use super::section::{Given, Places, section};
+use super::value::{Plain, Refusal, choose, one_of};
 use meshloom::hlo::files;
 use meshloom::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, SettingNames, ShardingError};
 
@@ -27,53 +27,60 @@ pub enum RuleSource {
     List(Vec<RuleEntry>),
 }
 
-impl Default for RuleSource {
-    fn default() -> RuleSource {
-        RuleSource::Preset("decoder".to_owned())
+/// The name of a preset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulePreset(pub String);
+
+section! {
+    /// `[rules]`: which mesh axes split which named dimension.
+    RulesConfig {
+        /// The rules of this name.
+        preset: Given<RulePreset> = Given(Some(RulePreset("decoder".to_owned()))),
+        /// A rule file (YAML, as MaxText has them), in place of a preset.
+        file: Given<String> = Given(None),
+        /// The rules themselves, in place of a preset.
+        list: Given<Vec<RuleEntry>> = Given(None),
+        /// Rules of every role that are tried before those of the preset, file or list.
+        overrides as "override": Vec<RuleEntry> = Vec::new(),
+        /// Whether problems in the rules are errors, or warnings with a fallback.
+        strict: bool = true,
+        /// Whether a dimension may be split that its axes do not divide: it is padded.
+        uneven: bool = false,
+        /// Rules for parameters alone.
+        params: RoleRules = RoleRules::default(),
+        /// Rules for the forward and backward pass alone.
+        compute: RoleRules = RoleRules::default(),
+        /// Rules for the optimizer's state alone.
+        optimizer: RoleRules = RoleRules::default(),
     }
 }
 
-/// `[rules]`: where the logical axis rules come from, for all roles or by role.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RulesConfig {
-    /// `rules.preset`, `rules.file` or `rules.list`: for every role without its own.
-    pub source: RuleSource,
-    /// `rules.override`: rules of every role that are tried before those of the source.
-    pub overrides: Vec<RuleEntry>,
-    /// Whether problems in the rules are errors, or warnings with a fallback.
-    pub strict: bool,
-    /// Whether a dimension may be split that its axes do not divide: it is padded.
-    pub uneven: bool,
-    /// `[rules.params]`
-    pub params: RoleRules,
-    /// `[rules.compute]`
-    pub compute: RoleRules,
-    /// `[rules.optimizer]`
-    pub optimizer: RoleRules,
+section! {
+    /// The rules that one role has of its own.
+    RoleRules {
+        /// The rules of this name.
+        preset: Given<RulePreset> = Given(None),
+        /// A rule file, in place of a preset.
+        file: Given<String> = Given(None),
+        /// The rules themselves, in place of a preset.
+        list: Given<Vec<RuleEntry>> = Given(None),
+        /// Rules that are tried first, before those that come first for all roles.
+        overrides as "override": Vec<RuleEntry> = Vec::new(),
+    }
 }
 
-/// `[rules.params]`, `[rules.compute]` or `[rules.optimizer]`: what one role has of its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RoleRules {
-    /// `preset`, `file` or `list`, if any.
-    pub source: Option<RuleSource>,
-    /// `override`: rules that are tried first.
-    pub overrides: Vec<RuleEntry>,
+impl RoleRules {
+    /// The role's own source of rules, if it has one.
+    pub fn source(&self) -> Option<RuleSource> {
+        source(self.preset.0.as_ref(), &self.file, &self.list)
+    }
 }
 
-impl Default for RulesConfig {
-    fn default() -> RulesConfig {
-        let none = RoleRules::default;
-        let source = RuleSource::default();
-        RulesConfig {
-            source,
-            overrides: Vec::new(),
-            strict: true,
-            uneven: false,
-            params: none(),
-            compute: none(),
-            optimizer: none(),
-        }
+fn source(preset: Option<&RulePreset>, file: &Given<String>, list: &Given<Vec<RuleEntry>>) -> Option<RuleSource> {
+    match (&file.0, &list.0) {
+        (_, Some(list)) => Some(RuleSource::List(list.clone())),
+        (Some(file), None) => Some(RuleSource::File(file.clone())),
+        (None, None) => Some(RuleSource::Preset(preset?.0.clone())),
     }
 }
 
@@ -84,135 +91,31 @@ pub(super) const SETTINGS: SettingNames = SettingNames {
     replication: "partition.replication = \"warn\"",
 };
 
-const ROLE_KEYS: &[&str] = &["preset", "file", "list", "override"];
-
-/// A key, its meaning, and the values that it may have.
-type TableRow = (&'static str, &'static str, fn() -> String);
-
-/// The keys of the section.
-const TABLE: [TableRow; 9] = [
-    ("preset", "The rules of this name.", Preset::expected),
-    ("file", "A rule file (YAML, as MaxText has them), in place of a preset.", String::expected),
-    ("list", "The rules themselves, in place of a preset.", Vec::<RuleEntry>::expected),
-    (
-        "override",
-        "Rules of every role that are tried before those of the preset, file or list.",
-        Vec::<RuleEntry>::expected,
-    ),
-    ("strict", "Whether problems in the rules are errors, or warnings with a fallback.", bool::expected),
-    ("uneven", "Whether a dimension may be split that its axes do not divide: it is padded.", bool::expected),
-    ("params", "Rules for parameters alone.", of_role),
-    ("compute", "Rules for the forward and backward pass alone.", of_role),
-    ("optimizer", "Rules for the optimizer's state alone.", of_role),
-];
-
-fn of_role() -> String {
-    "a section with one of preset, file, list, or with override".to_owned()
-}
-
-impl Keys for RulesConfig {
-    const KEYS: &'static [&'static str] = &{
-        let mut keys = [""; TABLE.len()];
-        let mut index = 0;
-        while index < TABLE.len() {
-            keys[index] = TABLE[index].0;
-            index += 1;
-        }
-        keys
-    };
-
-    const ABOUT: &'static str = "`[rules]`: which mesh axes split which named dimension.";
-
-    fn check(&self, _: &'static str) -> Result<(), ConfigError> {
-        Ok(())
-    }
-
-    fn describe() -> Vec<KeyInfo> {
-        let defaults = RulesConfig::default().own_keys();
-        let default = |key: &str| defaults.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
-        let info = |(name, meaning, allowed): TableRow| KeyInfo {
-            name,
-            value: None,
-            default: default(name),
-            allowed: allowed(),
-            meaning: meaning.to_owned(),
-        };
-        TABLE.into_iter().map(info).collect()
-    }
-
-    fn read(mut section: Section<'_>) -> Result<RulesConfig, ConfigError> {
-        let mut read = RulesConfig::default();
-        let mut own = Vec::new();
-        for (key, entry) in section.entries(RulesConfig::KEYS)? {
-            let role = match key.as_str() {
-                "strict" => {
-                    read.strict = section.value(&key, &entry, Bound::None)?;
-                    continue;
-                }
-                "uneven" => {
-                    read.uneven = section.value(&key, &entry, Bound::None)?;
-                    continue;
-                }
-                "params" => &mut read.params,
-                "compute" => &mut read.compute,
-                "optimizer" => &mut read.optimizer,
-                _ => {
-                    own.push((key, entry));
-                    continue;
-                }
-            };
-            let name = format!("rules.{key}");
-            let expected = format!("a section, [{name}], with one of preset, file, list, or with override");
-            let mut section = section.below(&name, entry, &expected)?;
-            let entries = section.entries(ROLE_KEYS)?;
-            *role = read_role(&section, entries)?;
-        }
-        let RoleRules { source, overrides } = read_role(&section, own)?;
-        read.overrides = overrides;
-        read.source = source.unwrap_or_default();
-        Ok(read)
-    }
-
-    /// Roles that have rules of their own are tables.
-    fn write(&self) -> Option<Written> {
-        let table = |(name, keys): (&'static str, Written)| {
-            let table = keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-            (name.trim_start_matches("rules."), toml::Value::Table(table))
-        };
-        Some(self.own_keys().into_iter().chain(self.write_roles().map(table)).collect())
-    }
-
-    fn write_sections(&self, name: &'static str) -> Vec<(&'static str, Written)> {
-        std::iter::once((name, self.own_keys())).chain(self.write_roles()).collect()
-    }
-}
-
 impl RulesConfig {
-    /// The keys of the section itself.
-    fn own_keys(&self) -> Written {
-        vec![
-            write_source(&self.source),
-            ("override", self.overrides.write()),
-            ("strict", self.strict.write()),
-            ("uneven", self.uneven.write()),
-        ]
+    /// The source of the rules of every role without its own.
+    pub fn source(&self) -> RuleSource {
+        let none = || RuleSource::List(Vec::new());
+        source(self.preset.0.as_ref(), &self.file, &self.list).unwrap_or_else(none)
     }
 
-    /// The sections of roles that have rules of their own.
-    fn write_roles(&self) -> impl Iterator<Item = (&'static str, Written)> {
-        let keys = |(_, name, role): (Role, &'static str, &RoleRules)| {
-            let first = (!role.overrides.is_empty()).then(|| ("override", role.overrides.write()));
-            (name, role.source.iter().map(write_source).chain(first).collect())
-        };
-        self.roles().into_iter().map(keys).filter(|(_, keys): &(_, Written)| !keys.is_empty())
+    /// Takes the rules of a preset for every role without its own.
+    pub fn set_preset(&mut self, name: &str) {
+        (self.preset, self.file, self.list) = (Given(Some(RulePreset(name.to_owned()))), Given(None), Given(None));
+    }
+
+    /// Leaves out the preset that is the default beside a file or a list.
+    pub(super) fn settle(&mut self, places: &Places) {
+        if !places.contains_key("rules.preset") && (self.file.0.is_some() || self.list.0.is_some()) {
+            self.preset = Given(None);
+        }
     }
 
     /// The rules themselves.
     pub(super) fn rule_sets(&self) -> Result<RuleSets, ConfigError> {
         let rules = |(role, name, own): (Role, &str, &RoleRules)| {
-            let rules = match &own.source {
+            let rules = match own.source() {
                 Some(source) => source.rules(name, role, self.strict)?,
-                None => self.source.rules("rules", role, self.strict)?,
+                None => self.source().rules("rules", role, self.strict)?,
             };
             let rules = first(rules, "rules", &self.overrides)?;
             first(rules, name, &own.overrides).map(|rules| rules.with_uneven(self.uneven))
@@ -230,9 +133,9 @@ impl RulesConfig {
     }
 
     /// Every source with the section it stands in.
-    pub(super) fn sources(&self) -> impl Iterator<Item = (&'static str, &RuleSource)> {
-        let roles = self.roles().into_iter().filter_map(|(_, name, role)| Some((name, role.source.as_ref()?)));
-        std::iter::once(("rules", &self.source)).chain(roles)
+    fn sources(&self) -> impl Iterator<Item = (&'static str, RuleSource)> {
+        let roles = self.roles().into_iter().filter_map(|(_, name, role)| Some((name, role.source()?)));
+        std::iter::once(("rules", self.source())).chain(roles)
     }
 
     /// The keys that rules come from.
@@ -330,82 +233,58 @@ impl RuleSource {
     }
 }
 
-fn read_role(section: &Section<'_>, mut entries: Vec<(String, Entry)>) -> Result<RoleRules, ConfigError> {
-    let overrides = match entries.iter().position(|(key, _)| key == "override") {
-        Some(at) => {
-            let (key, entry) = entries.remove(at);
-            section.value(&key, &entry, Bound::None)?
+impl RunConfig {
+    /// Refuses two sources of rules in one section, and a file without a name.
+    pub(super) fn validate_sources(&self) -> Result<(), ConfigError> {
+        for (section, source) in self.rules.sources() {
+            let key = format!("{section}.{}", source.key());
+            let is_given = |other: &&&str| self.origin.places.contains_key(&format!("{section}.{other}"));
+            let others = ["preset", "file", "list"].iter().filter(|other| **other != source.key());
+            if let Some(other) = others.filter(is_given).next() {
+                let reason = format!("{section}.{other} is given too; rules come from one of preset, file, list");
+                return Err(error::invalid_described(&key, source.describe(), &reason));
+            }
+            if source == RuleSource::File(String::new()) {
+                return Err(error::invalid(&key, "", "it must not be empty; give the path of a rule file"));
+            }
         }
-        None => Vec::new(),
-    };
-    Ok(RoleRules { source: read_source(section, entries)?, overrides })
-}
-
-fn read_source(section: &Section<'_>, entries: Vec<(String, Entry)>) -> Result<Option<RuleSource>, ConfigError> {
-    if let [(first, _), (second, entry), ..] = entries.as_slice() {
-        let name = section.name();
-        let key = format!("{name}.{second}");
-        let reason = format!("{name}.{first} is given too; rules come from one of preset, file, list");
-        let value = match &entry.node {
-            Node::Value(value) => value.to_string(),
-            Node::Table(Table { .. }) => "a table".to_owned(),
-        };
-        return Err(ConfigErrorKind::Invalid { key, value, reason }.at(entry.place.clone()));
+        Ok(())
     }
-    let Some((key, entry)) = entries.first() else { return Ok(None) };
-    Ok(Some(match key.as_str() {
-        "preset" => RuleSource::Preset(section.value::<Preset>(key, entry, Bound::None)?.0),
-        "file" => RuleSource::File(section.value(key, entry, Bound::None)?),
-        _ => RuleSource::List(section.value(key, entry, Bound::None)?),
-    }))
 }
 
-fn write_source(source: &RuleSource) -> (&'static str, toml::Value) {
-    let value = match source {
-        RuleSource::Preset(name) | RuleSource::File(name) => name.write(),
-        RuleSource::List(entries) => entries.write(),
-    };
-    (source.key(), value)
+fn preset_names() -> Vec<&'static str> {
+    PRESETS.iter().map(|(name, _)| *name).collect()
 }
 
-struct Preset(String);
-
-fn preset_names() -> impl Iterator<Item = &'static str> + Clone {
-    PRESETS.iter().map(|(name, _)| *name)
-}
-
-impl Value for Preset {
+impl Plain for RulePreset {
     fn expected() -> String {
-        super::value::one_of(preset_names())
+        one_of(preset_names())
     }
 
-    fn read(value: &toml::Value) -> Result<Preset, Refusal> {
-        super::value::choose(value, preset_names()).map(|index| Preset(PRESETS[index].0.to_owned()))
+    fn from_toml(value: &toml::Value) -> Result<RulePreset, Refusal> {
+        let names = preset_names();
+        choose(value, &names).map(|index| RulePreset(names[index].to_owned()))
     }
 
-    fn write(&self) -> toml::Value {
-        self.0.write()
+    fn to_toml(&self) -> toml::Value {
+        self.0.to_toml()
     }
 }
 
-impl Value for Vec<RuleEntry> {
+impl Plain for Vec<RuleEntry> {
     fn expected() -> String {
         "an array of rules, each a logical name and its mesh axes, as in [[\"embed\", [\"fsdp\"]], [\"norm\", []]]"
             .to_owned()
     }
 
-    fn read(value: &toml::Value) -> Result<Vec<RuleEntry>, Refusal> {
-        let entries = value.as_array().ok_or(Refusal::Type)?;
-        let entry = |(index, entry): (usize, &toml::Value)| {
-            read_entry(entry).ok_or_else(|| {
-                Refusal::Value(format!("rule {index} is {entry}; it must be {}", Vec::<RuleEntry>::expected()))
-            })
-        };
-        entries.iter().enumerate().map(entry).collect()
+    fn from_toml(value: &toml::Value) -> Result<Vec<RuleEntry>, Refusal> {
+        let unlike = |index, entry| Refusal::Value(format!("; rule {index} is {entry}"));
+        let entries = value.as_array().ok_or(Refusal::Type)?.iter().enumerate();
+        entries.map(|(index, entry)| read_entry(entry).ok_or_else(|| unlike(index, entry))).collect()
     }
 
-    fn write(&self) -> toml::Value {
-        let entry = |entry: &RuleEntry| toml::Value::Array(vec![entry.name.write(), entry.axes.write()]);
+    fn to_toml(&self) -> toml::Value {
+        let entry = |entry: &RuleEntry| toml::Value::Array(vec![entry.name.to_toml(), entry.axes.to_toml()]);
         toml::Value::Array(self.iter().map(entry).collect())
     }
 }
@@ -415,7 +294,7 @@ fn read_entry(value: &toml::Value) -> Option<RuleEntry> {
     let (name, axes) = match value.as_array()?.as_slice() {
         [name] => (name, Vec::new()),
         [name, toml::Value::String(axis)] => (name, vec![axis.clone()]),
-        [name, axes] => (name, Vec::<String>::read(axes).ok()?),
+        [name, axes] => (name, Vec::<String>::from_toml(axes).ok()?),
         _ => return None,
     };
     Some(RuleEntry { name: name.as_str().filter(|name| !name.is_empty())?.to_owned(), axes })

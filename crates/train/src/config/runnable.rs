@@ -15,13 +15,13 @@ impl RunConfig {
         if topology.is_empty() { Ok(()) } else { Err(invalid("target.topology", topology, reason)) }
     }
 
-    /// Refuses evaluations without `data.validation`, for runs on the config's own text. Others have their own
+    /// Refuses evaluations without `validation.sources`, for runs on the config's own text. Others have their own
     /// validation set, which the config does not know.
     ///
     /// # Errors
     /// There is nothing to evaluate on.
     pub fn check_validation(&self) -> Result<(), ConfigError> {
-        self.check_evaluation(!self.data.validation.is_empty())
+        self.check_evaluation(!self.validation.sources.is_empty())
     }
 
     /// Refuses patterns that match no parameter. `unmatched` is one of `train.no_decay`, `paths` are the parameters'.
@@ -32,11 +32,11 @@ impl RunConfig {
 
     /// Refuses evaluations without a validation set.
     pub(crate) fn check_evaluation(&self, has_validation: bool) -> Result<(), ConfigError> {
-        let every = self.train.eval_every;
-        let reason = "there is nothing to evaluate on; set data.validation to files that are not trained on";
+        let every = self.validation.every;
+        let reason = "there is nothing to evaluate on; set validation.sources to files that are not trained on";
         match every == 0 || has_validation {
             true => Ok(()),
-            false => Err(self.placed(invalid("train.eval_every", every, reason))),
+            false => Err(self.placed(invalid("validation.every", every, reason))),
         }
     }
 }

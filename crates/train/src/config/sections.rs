@@ -1,25 +1,68 @@
-//! The table of all keys: section, key, type, default, bound, meaning.
+//! The table of all keys: section, key, type, default, bound, meaning, and the other keys that it needs.
 
-use std::fmt;
-
-use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
-use super::value::{choice, named, policies, section};
+use super::section::{Needs, section, tagged};
+use super::value::Bound::{AtLeast, Below, Even, MoreThan, Seconds, UpTo};
+use super::value::{Auto, Bound, choice};
+use crate::families::fields::MOST_LAYERS;
+use crate::families::size::MOST_HEAD_DIM;
+use meshloom::compile::PartitionMode;
 use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
+use meshloom::kernels::{AttentionKernel, ExpertsKernel};
 use meshloom::ops::{KeyExchange, RematPolicy};
+use meshloom::optim::{AdamW, Muon};
+use meshloom::pjrt::ProgramFormat;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
-use meshloom_nn::ContextOrder;
+use meshloom_nn::{ContextOrder, ExpertExchange};
 
-choice! {
-    /// The model families.
-    ModelFamily {
+/// The sizes that a model may have: those of a checkpoint may be anybody's.
+const SIZE: Bound = UpTo(1.0, i32::MAX as f64);
+
+/// The model is of a family, not a published one.
+const OF_FAMILY: Needs = &[("model.preset", &[""]), ("model.config", &[""])];
+
+/// Our own partitioner splits the program: XLA's partition plain forms.
+const EXPLICIT: Needs = &[("partition.mode", &["explicit"])];
+
+/// Fragments sync in turns.
+const STREAMING: Needs = &[("diloco.streaming", &["true"])];
+
+tagged! {
+    /// `[model.family]`: the parts of a layer.
+    ModelFamily by kind {
         /// RMSNorm, rotary positions, grouped-query attention, SwiGLU.
-        Llama = "llama",
+        Llama = "llama" {},
         /// Llama with routed experts.
-        Mixtral = "mixtral",
+        Mixtral = "mixtral" {
+            /// Number of routed experts.
+            experts: usize = 8 => SIZE,
+            /// How many of them each token goes through.
+            experts_per_token: usize = 2 => SIZE,
+            /// Inner width of one expert.
+            moe_mlp: usize = 384 => SIZE,
+        },
         /// Latent attention and many small routed experts.
-        Deepseek = "deepseek",
+        Deepseek = "deepseek" {
+            /// Number of routed experts.
+            experts: usize = 8 => SIZE,
+            /// How many of them each token goes through.
+            experts_per_token: usize = 2 => SIZE,
+            /// Inner width of one expert.
+            moe_mlp: usize = 384 => SIZE,
+            /// Experts that every token goes through besides.
+            shared_experts: usize = 1 => UpTo(0.0, i32::MAX as f64),
+            /// The sum of the weights of a token's experts.
+            routed_scaling_factor: f64 = 1.0 => AtLeast(0.0),
+            /// Width of the vector that queries are made of; 0 for none.
+            q_lora: usize = 128 => UpTo(0.0, i32::MAX as f64),
+            /// Width of the vector that keys and values are made of.
+            kv_lora: usize = 64 => SIZE,
+            /// Width of the part of a head that positions turn; `head_dim` is that of the other part.
+            rope_head_dim: usize = 16 => Even(MOST_HEAD_DIM as f64),
+            /// Width of a head's values.
+            v_head_dim: usize = 32 => SIZE,
+        },
     }
 }
 
@@ -30,22 +73,22 @@ section! {
         preset: String = String::new(),
         /// A folder with the `config.json` of a published model, in place of a family and its keys; empty for none.
         config: String = String::new(),
-        /// The model family.
-        family: ModelFamily = ModelFamily::Llama,
+        /// The model family, with its keys.
+        family: ModelFamily = ModelFamily::Llama {}; OF_FAMILY,
         /// Number of decoder layers.
-        layers: usize = 4 => AtLeast(1.0),
+        layers: usize = 4 => UpTo(1.0, MOST_LAYERS as f64),
         /// Width of the residual stream.
-        embed: usize = 256 => AtLeast(1.0),
+        embed: usize = 256 => SIZE,
         /// Query heads.
-        heads: usize = 8 => AtLeast(1.0),
+        heads: usize = 8 => SIZE; OF_FAMILY,
         /// Key and value heads; each serves `heads / kv_heads` query heads.
-        kv_heads: usize = 4 => AtLeast(1.0),
+        kv_heads: usize = 4 => SIZE; &[OF_FAMILY[0], OF_FAMILY[1], ("model.family.kind", &["llama", "mixtral"])],
         /// Width of one head; even, because rotary positions turn pairs.
-        head_dim: usize = 32 => Even,
-        /// Inner width of the feed-forward block.
-        mlp: usize = 768 => AtLeast(1.0),
+        head_dim: usize = 32 => Even(MOST_HEAD_DIM as f64); OF_FAMILY,
+        /// Llama: inner width of the feed-forward block.
+        mlp: usize = 768 => SIZE; &[OF_FAMILY[0], OF_FAMILY[1], ("model.family.kind", &["llama"])],
         /// Number of token values.
-        vocab: usize = 256 => AtLeast(1.0),
+        vocab: usize = 256 => SIZE,
         /// Tokens in a sequence.
         seq: usize = 256 => AtLeast(1.0),
         /// Whether the output head is the embedding table.
@@ -60,33 +103,15 @@ section! {
         attention_dropout: f64 = 0.0 => Below(0.0, 1.0),
         /// Whether the layers are one loop over stacked weights, or each its own nodes.
         scan_layers: bool = true,
-        /// Mixtral, Deepseek: number of routed experts.
-        experts: usize = 8 => AtLeast(1.0),
-        /// Mixtral, Deepseek: how many of them each token goes through.
-        experts_per_token: usize = 2 => AtLeast(1.0),
-        /// Mixtral, Deepseek: inner width of one expert.
-        moe_mlp: usize = 384 => AtLeast(1.0),
-        /// Mixtral, Deepseek: weight of the load-balance loss.
+        /// Models with routed experts: weight of the load-balance loss.
         load_balance_weight: f64 = 0.01 => AtLeast(0.0),
-        /// Mixtral, Deepseek: slots of an expert for the tokens of a row, as a multiple of those that it needs where
-        /// experts are used evenly; a token that finds no slot is dropped. 0 for no capacity: nothing is dropped.
+        /// Models with routed experts: slots of an expert for the tokens of a row, as a multiple of those that it needs
+        /// where experts are used evenly; a token that finds no slot is dropped. 0 for no capacity: nothing is dropped.
         expert_capacity: f64 = 0.0 => AtLeast(0.0),
-        /// Deepseek: experts that every token goes through besides.
-        shared_experts: usize = 1,
-        /// Deepseek: the sum of the weights of a token's experts.
-        routed_scaling_factor: f64 = 1.0 => AtLeast(0.0),
-        /// Deepseek: width of the vector that queries are made of; 0 for none.
-        q_lora: usize = 128,
-        /// Deepseek: width of the vector that keys and values are made of.
-        kv_lora: usize = 64 => AtLeast(1.0),
-        /// Deepseek: width of the part of a head that positions turn; `head_dim` is that of the other part.
-        rope_head_dim: usize = 16 => Even,
-        /// Deepseek: width of a head's values.
-        v_head_dim: usize = 32 => AtLeast(1.0),
         /// Base of the rotary frequencies.
-        rope_theta: f64 = 10_000.0 => MoreThan(0.0),
+        rope_theta: f64 = 10_000.0 => MoreThan(0.0); OF_FAMILY,
         /// The number that norms add to the mean square.
-        norm_epsilon: f64 = 1e-5 => AtLeast(0.0),
+        norm_epsilon: f64 = 1e-5 => AtLeast(0.0); OF_FAMILY,
         /// Parts of a sequence, a divisor of `seq`, whose logits the loss makes at a time; 0: as few as keep those of a
         /// device within 256 MiB.
         loss_chunks: usize = 0,
@@ -133,8 +158,6 @@ section! {
         max_expansion: f64 = 50.0 => AtLeast(1.0),
         /// Documents that are shuffled at a time. The order of an epoch takes memory for this many.
         shuffle_window: usize = 1 << 20 => AtLeast(1.0),
-        /// Files, folders and globs that are not trained on: the validation set. Empty for none.
-        validation: Vec<String> = Vec::new(),
         /// `bytes`, or the path of a `tokenizer.json`.
         tokenizer: String = "bytes".to_owned(),
         /// The folder that keeps tokens from run to run; empty: `meshloom/tokens` in the user's cache folder.
@@ -142,27 +165,56 @@ section! {
     }
 }
 
-choice! {
-    /// The optimizers.
-    OptimizerKind {
+tagged! {
+    /// `[train.optimizer]`: the optimizer.
+    OptimizerConfig by kind {
         /// Adam with decoupled weight decay.
-        AdamW = "adamw",
+        AdamW = "adamw" {
+            /// Decay of the first moment.
+            beta1: f64 = AdamW::default().beta1 => Below(0.0, 1.0),
+            /// Decay of the second moment.
+            beta2: f64 = AdamW::default().beta2 => Below(0.0, 1.0),
+            /// Added to the root of the second moment.
+            epsilon: f64 = AdamW::default().epsilon => MoreThan(0.0),
+        },
         /// Orthogonal momentum for matrices, AdamW for everything else.
-        Muon = "muon",
+        Muon = "muon" {
+            /// Decay of the momentum.
+            momentum: f64 = Muon::default().momentum => Below(0.0, 1.0),
+            /// Root mean square of a matrix's update before the learning rate; that of AdamW's is near 0.2.
+            rms: f64 = Muon::default().rms => MoreThan(0.0),
+            /// Decay of the first moment.
+            beta1: f64 = AdamW::default().beta1 => Below(0.0, 1.0),
+            /// Decay of the second moment.
+            beta2: f64 = AdamW::default().beta2 => Below(0.0, 1.0),
+            /// Added to the root of the second moment.
+            epsilon: f64 = AdamW::default().epsilon => MoreThan(0.0),
+        },
     }
 }
 
-choice! {
-    /// How the learning rate falls after its warm-up.
-    RateSchedule {
+tagged! {
+    /// `[train.schedule]`: how the learning rate falls after its warm-up.
+    RateSchedule by kind {
         /// As half a cosine.
-        Cosine = "cosine",
+        Cosine = "cosine" {
+            /// Learning rate at the end, as a fraction of the peak.
+            floor: f64 = 0.1 => UpTo(0.0, 1.0),
+        },
         /// In a straight line.
-        Linear = "linear",
-        /// In a straight line over the last `decay_steps`: warmup-stable-decay.
-        Wsd = "wsd",
+        Linear = "linear" {
+            /// Learning rate at the end, as a fraction of the peak.
+            floor: f64 = 0.1 => UpTo(0.0, 1.0),
+        },
+        /// In a straight line over the last steps: warmup-stable-decay.
+        Wsd = "wsd" {
+            /// Learning rate at the end, as a fraction of the peak.
+            floor: f64 = 0.1 => UpTo(0.0, 1.0),
+            /// The last steps, over which the learning rate falls.
+            decay_steps: usize = 20 => AtLeast(1.0),
+        },
         /// Not at all.
-        Constant = "constant",
+        Constant = "constant" {},
     }
 }
 
@@ -183,34 +235,20 @@ section! {
         /// Steps that one call of the program runs, in a loop. The numbers are the same whatever it is.
         steps_per_call: usize = 1 => AtLeast(1.0),
         /// Seconds that one call of the program may take; 0 for no limit.
-        time_limit: f64 = 1800.0 => AtLeast(0.0),
+        time_limit: f64 = 1800.0 => Seconds,
         /// Peak learning rate.
         learning_rate: f64 = 3e-3 => AtLeast(0.0),
         /// Steps over which the learning rate rises from zero.
         warmup: usize = 20,
         /// How the learning rate falls after the warm-up.
-        schedule: RateSchedule = RateSchedule::Cosine,
-        /// Learning rate at the end, as a fraction of the peak.
-        floor: f64 = 0.1 => UpTo(0.0, 1.0),
-        /// With the schedule `wsd`: the last steps, over which the learning rate falls.
-        decay_steps: usize = 0,
+        schedule: RateSchedule = RateSchedule::default(),
         /// The optimizer.
-        optimizer: OptimizerKind = OptimizerKind::AdamW,
-        /// AdamW: decay of the first moment.
-        beta1: f64 = 0.9 => Below(0.0, 1.0),
-        /// AdamW: decay of the second moment.
-        beta2: f64 = 0.95 => Below(0.0, 1.0),
-        /// AdamW: added to the root of the second moment.
-        epsilon: f64 = 1e-8 => MoreThan(0.0),
-        /// Muon: decay of the momentum.
-        muon_momentum: f64 = 0.95 => Below(0.0, 1.0),
-        /// Muon: root mean square of a matrix's update before the learning rate; that of AdamW's is near 0.2.
-        muon_rms: f64 = 0.2 => MoreThan(0.0),
+        optimizer: OptimizerConfig = OptimizerConfig::default(),
         /// Decoupled weight decay, of parameters with two or more dimensions but for biases.
         weight_decay: f64 = 0.1 => AtLeast(0.0),
         /// Patterns of the paths of parameters that do not decay either: `*` stands for any text, `?` for one
         /// character.
-        no_decay: Vec<String> = Vec::new(),
+        no_decay: Vec<String> = Vec::new(); &[("train.weight_decay", &[])],
         /// Weight of the z-loss, the mean over tokens of the square of logsumexp; 0 for none.
         z_loss: f64 = 0.0 => AtLeast(0.0),
         /// Weight of the loss of further tokens (multi-token prediction), the mean over the layers that predict them;
@@ -220,16 +258,24 @@ section! {
         /// even share of the choices, and down where it has more; 0 to leave them.
         choice_bias_rate: f64 = 1e-3 => AtLeast(0.0),
         /// Whether parameters narrower than f32 have f32 copies in the optimizer's state.
-        master_copies: bool = true,
+        master_copies: bool = true; &[("model.param_dtype", &["bf16", "f16"])],
         /// Largest global norm of the gradient.
         clip_norm: f64 = 1.0 => MoreThan(0.0),
         /// How many steps in a row may have a loss or a gradient norm that is not finite; they change nothing. The run
         /// ends with one more, and its state is saved.
         skip_bad_steps: usize = 0,
-        /// Steps between evaluations on `data.validation`; 0 for one at the end alone.
-        eval_every: usize = 0,
-        /// Batches of an evaluation, always the same; fewer if the validation set has no more.
-        eval_batches: usize = 8 => AtLeast(1.0),
+    }
+}
+
+section! {
+    /// `[validation]`: the text that a run is judged by.
+    ValidationConfig {
+        /// Files, folders and globs that are not trained on. Empty for none.
+        sources: Vec<String> = Vec::new(),
+        /// Steps between evaluations; 0 for one at the end alone.
+        every: usize = 0,
+        /// Batches of an evaluation, always the same; fewer if there are no more.
+        batches: usize = 8 => AtLeast(1.0),
     }
 }
 
@@ -241,9 +287,9 @@ section! {
         /// Steps between checkpoints; 0 for one at the end alone.
         every: usize = 0,
         /// How many are kept, the newest; 0 for all. The newest of finite numbers is always kept.
-        keep: usize = 3,
-        /// How many are kept besides: those with the lowest validation loss. Needs `data.validation`.
-        keep_best: usize = 0,
+        keep: usize = 3; &[("checkpoint.dir", &[])],
+        /// How many are kept besides: those with the lowest validation loss. Needs `validation.sources`.
+        keep_best: usize = 0; &[("checkpoint.dir", &[])],
     }
 }
 
@@ -257,69 +303,25 @@ section! {
     }
 }
 
-section! {
+tagged! { impl
     /// `[remat]`: what the backward pass recomputes.
-    RematConfig {
-        /// The policy.
-        policy: RematPolicy = RematPolicy::None,
-        /// The values that `save` and `offload` keep.
-        names: Vec<String> = Vec::new(),
-    }
-}
-
-choice! {
-    /// The implementation of attention.
-    AttentionChoice {
-        /// The fastest one on the platform.
-        Auto = "auto",
-        /// Dots and a softmax over all scores.
-        Plain = "plain",
-        /// A loop over blocks of queries and keys.
-        Blockwise = "blockwise",
-        /// Kernels of ours, on TPU.
-        Mosaic = "mosaic",
-        /// cuDNN's, on CUDA, for rows of one segment.
-        Cudnn = "cudnn",
-    }
-}
-
-choice! {
-    /// The implementation of the grouped products of routed experts.
-    ExpertsChoice {
-        /// The fastest one on the platform.
-        Auto = "auto",
-        /// A dot over rows masked by expert.
-        Plain = "plain",
-        /// A loop over blocks of rows.
-        Blockwise = "blockwise",
-        /// Kernels of ours, on TPU.
-        Mosaic = "mosaic",
-        /// XLA's instruction, on TPU.
-        RaggedDot = "ragged-dot",
-    }
-}
-
-choice! {
-    /// How tokens travel to experts of other devices.
-    ExchangeChoice {
-        /// The one that sends fewer bytes: all-to-all only with a capacity.
-        Auto = "auto",
-        /// Each device gathers the tokens of all devices with other experts, and results are scattered back.
-        Gather = "gather",
-        /// Each device sends experts the slots that its tokens fill.
-        AllToAll = "all-to-all",
-    }
-}
-
-choice! {
-    /// Whether products are cut beside the all-gathers and reduce-scatters of their activations.
-    MatmulChoice {
-        /// Where it pays, on a chip whose speeds are known.
-        Auto = "auto",
-        /// Wherever products can be cut.
-        On = "on",
-        /// Nowhere.
-        Off = "off",
+    RematPolicy by policy {
+        /// Nothing: all values are kept.
+        None = "none" {},
+        /// Everything but the operands of layers.
+        Full = "full" {},
+        /// Everything but the results of dots.
+        Dots = "dots" {},
+        /// Everything but some values, which are kept.
+        Save = "save" {
+            /// The names of the values.
+            names @ 0 = Vec::new(),
+        },
+        /// Everything but some values, which wait in the host's memory.
+        Offload = "offload" {
+            /// The names of the values.
+            names @ 0 = Vec::new(),
+        },
     }
 }
 
@@ -327,13 +329,13 @@ section! {
     /// `[kernels]`: what computes ops that have several implementations.
     KernelsConfig {
         /// The implementation of attention. `auto` goes by the platform; `plain` holds all scores.
-        attention: AttentionChoice = AttentionChoice::Auto,
+        attention: Auto<AttentionKernel> = Auto::Auto; EXPLICIT,
         /// The implementation of the products of routed experts. `auto` goes by the platform; `plain` computes every
         /// expert of a device for every row.
-        experts: ExpertsChoice = ExpertsChoice::Auto,
+        experts: Auto<ExpertsKernel> = Auto::Auto; EXPLICIT,
         /// How tokens travel to experts of other devices. `auto` takes the way that sends fewer bytes; `all-to-all`
         /// needs `model.expert_capacity`.
-        experts_exchange: ExchangeChoice = ExchangeChoice::Auto,
+        experts_exchange: Auto<ExpertExchange> = Auto::Auto,
         /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel
         /// around a ring while they are used (`ring`).
         context: KeyExchange = KeyExchange::Gather,
@@ -341,33 +343,11 @@ section! {
         /// that each device has an equal share of causal attention (`two-chunk`, `striped`).
         context_order: ContextOrder = ContextOrder::Natural,
         /// Whether all-gathers in front of products with weights, and reduce-scatters behind them, become rings in
-        /// which parts travel while others are multiplied (`on`, `off`). `auto` does so where it pays, on a chip whose
-        /// speeds are known.
-        collective_matmul: MatmulChoice = MatmulChoice::Auto,
+        /// which parts travel while others are multiplied. `auto` does so where it pays, on a chip whose speeds are
+        /// known.
+        collective_matmul: Auto<bool> = Auto::Auto; EXPLICIT,
     }
 }
-
-/// The values that the backward pass recomputes in the layers of a pipeline.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum PipelineRemat {
-    /// The layers follow `[remat]`, as all layers do.
-    #[default]
-    Same,
-    /// The layers have a policy of their own, without the names of values.
-    Own(RematPolicy),
-}
-
-impl PipelineRemat {
-    /// As it is written.
-    pub fn name(&self) -> &'static str {
-        match self {
-            PipelineRemat::Same => "same",
-            PipelineRemat::Own(policy) => policy.name(),
-        }
-    }
-}
-
-named!(PipelineRemat: std::iter::once(PipelineRemat::Same).chain(policies().map(PipelineRemat::Own)));
 
 section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
@@ -397,16 +377,23 @@ section! {
         /// Whether repeats are a loop, or each its own nodes.
         scan_repeats: bool = true,
         /// Whether the backward pass reuses gathered weights instead of gathering again.
-        keep_gathered: bool = false,
-        /// The policy of recomputation in the backward pass for the pipeline's layers; `same` takes the policy of
-        /// `[remat]`.
-        remat: PipelineRemat = PipelineRemat::Same,
-        /// The values that `remat = "save"` and `"offload"` of the pipeline keep.
-        remat_names: Vec<String> = Vec::new(),
+        keep_gathered: bool = false; &[("pipeline.weights", &["gather-once", "bsw", "bsw-split"])],
+        /// What the backward pass recomputes in the pipeline's layers; without it, they follow `[remat]`.
+        remat: Option<RematPolicy> = None,
         /// Times of a stage's passes over a microbatch, in any unit: forwards, of gradients of inputs, of gradients of
         /// weights. Or three for each chunk of each stage, in the order of the layers. Schedules that are searched go
         /// by them; by default they follow from what is recomputed.
-        costs: Vec<f64> = Vec::new(),
+        costs: Vec<f64> = Vec::new(); &[("pipeline.schedule", &["interleaved", "zb-h1", "zb-v", "auto"])],
+    }
+}
+
+section! {
+    /// `[diloco.apart]`: replicas that are runs of their own.
+    ApartConfig {
+        /// With fewer replicas than these, the run waits.
+        min_replicas: usize = 1 => AtLeast(1.0),
+        /// The largest norm of a pseudo-gradient that counts; 0 for no limit. One that is not finite never counts.
+        max_norm: f64 = 0.0 => AtLeast(0.0),
     }
 }
 
@@ -424,40 +411,23 @@ section! {
         /// Whether fragments of the model sync in turns.
         streaming: bool = false,
         /// Number of fragments, the first of which is everything outside the layers.
-        fragments: usize = 3,
+        fragments: usize = 3 => AtLeast(2.0); STREAMING,
         /// Whether a fragment is a block of consecutive layers, or strided.
-        sequential_layers: bool = false,
+        sequential_layers: bool = false; STREAMING,
         /// Steps between the sending of a fragment and its use.
-        overlap_steps: usize = 0,
+        overlap_steps: usize = 0; STREAMING,
         /// Weight of the inner value when a fragment is merged.
-        overlap_alpha: f64 = 0.0 => UpTo(0.0, 1.0),
+        overlap_alpha: f64 = 0.0 => UpTo(0.0, 1.0); STREAMING,
         /// How pseudo-gradients are sent.
         transport: Transport = Transport::F32,
         /// Numbers that share a scale when they are sent in 8 or 4 bits.
-        block: usize = 64 => Even,
+        block: usize = 64 => Even(i32::MAX as f64); &[("diloco.transport", &["f8", "int4"])],
         /// Whether some fragments may hold one layer more than others.
-        uneven_fragments: bool = false,
+        uneven_fragments: bool = false; STREAMING,
         /// Whether the outer parameters are compared between replicas after each sync.
         check_replicas: bool = false,
-        /// Whether each replica is a run of its own, with its own mesh, started by `--replica N`.
-        apart: bool = false,
-        /// With fewer replicas apart than these, the run waits.
-        min_replicas: usize = 1 => AtLeast(1.0),
-        /// Replicas apart: the largest norm of a pseudo-gradient that counts; 0 for no limit. One that is not finite
-        /// never counts.
-        max_norm: f64 = 0.0 => AtLeast(0.0),
-    }
-}
-
-choice! {
-    /// The partitioner, which splits the program over the devices.
-    PartitionMode {
-        /// Our partitioner: one program per device with explicit collectives.
-        Explicit = "explicit",
-        /// XLA's GSPMD, by sharding annotations.
-        Gspmd = "gspmd",
-        /// XLA's Shardy, by sharding annotations.
-        Shardy = "shardy",
+        /// Replicas that are runs of their own, each with its own mesh, started by `--replica N`.
+        apart: Option<ApartConfig> = None,
     }
 }
 
@@ -478,71 +448,7 @@ section! {
         /// The partitioner: meshloom's (`explicit`), or XLA's (`gspmd`, `shardy`).
         mode: PartitionMode = PartitionMode::Explicit,
         /// The action where a value cannot be split.
-        replication: Replication = Replication::Warn,
-    }
-}
-
-/// The platform of a config.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlatformChoice {
-    /// The one that is named.
-    Of(PlatformKind),
-    /// The first of tpu, cuda and cpu that has devices.
-    Auto,
-}
-
-impl PlatformChoice {
-    /// As it is written.
-    pub fn name(self) -> &'static str {
-        self.kind().map_or("auto", PlatformKind::name)
-    }
-
-    /// The platform that is named; none if that is still to be seen.
-    pub fn kind(self) -> Option<PlatformKind> {
-        match self {
-            PlatformChoice::Of(kind) => Some(kind),
-            PlatformChoice::Auto => None,
-        }
-    }
-}
-
-impl fmt::Display for PlatformChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-named!(PlatformChoice: PlatformKind::ALL.into_iter().map(PlatformChoice::Of).chain([PlatformChoice::Auto]));
-
-choice! {
-    /// The compiler options that a config begins with.
-    CompilerPreset {
-        /// The options that suit the chip, if it is known.
-        Chip = "chip",
-        /// No options.
-        None = "none",
-    }
-}
-
-choice! {
-    /// The language in which the plugin is given programs.
-    ProgramLanguage {
-        /// HLO.
-        Hlo = "hlo",
-        /// StableHLO.
-        Stablehlo = "stablehlo",
-    }
-}
-
-choice! {
-    /// Whether the plugin's allocator takes its memory at once.
-    Preallocate {
-        /// As the plugin does by itself.
-        Plugin = "plugin",
-        /// Yes.
-        Yes = "yes",
-        /// No.
-        No = "no",
+        replication: Replication = Replication::Warn; EXPLICIT,
     }
 }
 
@@ -551,26 +457,25 @@ section! {
     TargetConfig {
         /// The platform; `auto` is the first of tpu, cuda and cpu that has devices. With a topology it is not looked
         /// at.
-        platform: PlatformChoice = PlatformChoice::Of(PlatformKind::Cpu),
+        platform: Auto<PlatformKind> = Auto::Chosen(PlatformKind::Cpu),
         /// Number of virtual devices, on the CPU: of each process. Other platforms have the devices they have.
-        devices: usize = 8 => AtLeast(1.0),
+        devices: usize = 8 => AtLeast(1.0); &[("target.platform", &["cpu", "auto"])],
         /// Number of processes that run the program together, each with its own devices; the mesh covers all. `meshloom
         /// train --processes` sets it.
         processes: usize = 1 => AtLeast(1.0),
         /// On cuda, the part of each GPU's memory that the plugin may take; 0 for the plugin's own choice.
         memory_fraction: f64 = 0.0 => UpTo(0.0, 1.0),
-        /// On cuda, whether the plugin takes that memory at once.
-        preallocate: Preallocate = Preallocate::Plugin,
+        /// On cuda, whether the plugin takes that memory at once; `auto` is the plugin's own choice.
+        preallocate: Auto<bool> = Auto::Auto,
         /// On cuda, the numbers of the GPUs to use, as in `0,1`. Empty: all.
         visible_devices: Vec<usize> = Vec::new(),
         /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at
         /// hand.
         topology: String = String::new(),
         /// The language in which the plugin is given programs: `stablehlo` for one that takes no HLO.
-        format: ProgramLanguage = ProgramLanguage::Hlo,
-        /// The compiler options to begin with: those that suit the chip (`meshloom config --resolved` lists them), or
-        /// none.
-        compiler_preset: CompilerPreset = CompilerPreset::Chip,
+        format: ProgramFormat = ProgramFormat::Hlo,
+        /// Whether the compiler options begin with those that suit the chip: `meshloom config --resolved` lists them.
+        compiler_preset: bool = true,
         /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own. They win
         /// over the preset's.
         compiler_options: Vec<String> = Vec::new(),

@@ -3,27 +3,18 @@
 use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
-use super::value::Keys;
-use super::{CompilerPreset, PartitionMode, PlatformChoice, Preallocate, ProgramLanguage, RunConfig};
+use super::section::write_section;
+use super::{Auto, PartitionMode, RunConfig};
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::mesh::MeshError;
-use meshloom::pjrt::{self, ClientOptions, DebugValue, PjrtError, ProgramFormat};
+use meshloom::pjrt::{self, ClientOptions, DebugValue, PjrtError};
 use meshloom::sharding::Mesh;
-
-impl From<ProgramLanguage> for ProgramFormat {
-    fn from(language: ProgramLanguage) -> ProgramFormat {
-        match language {
-            ProgramLanguage::Hlo => ProgramFormat::Hlo,
-            ProgramLanguage::Stablehlo => ProgramFormat::StableHlo,
-        }
-    }
-}
 
 impl RunConfig {
     /// Whether the config says itself how many devices there are. Elsewhere the plugin knows
     /// ([`RunConfig::on_devices`], [`RunConfig::on_client`]).
     pub(crate) fn knows_devices(&self) -> bool {
-        self.target.topology.is_empty() && self.target.platform == PlatformChoice::Of(PlatformKind::Cpu)
+        self.target.topology.is_empty() && self.target.platform == Auto::Chosen(PlatformKind::Cpu)
     }
 
     /// Returns the number of devices that the mesh takes of the `there` that exist: all of them, if one of its sizes is
@@ -45,11 +36,7 @@ impl RunConfig {
             // More threads cost time. Fragments that travel while steps run need them.
             collectives_at_once: (platform == PlatformKind::Cpu && self.diloco.is_none()).then_some(2),
             memory_fraction: Some(target.memory_fraction).filter(|&fraction| fraction != 0.0),
-            preallocate: match target.preallocate {
-                Preallocate::Plugin => None,
-                Preallocate::Yes => Some(true),
-                Preallocate::No => Some(false),
-            },
+            preallocate: target.preallocate.chosen(),
             visible_devices: Some(target.visible_devices.clone()).filter(|numbers| !numbers.is_empty()),
             ..ClientOptions::of(platform)
         };
@@ -59,11 +46,10 @@ impl RunConfig {
             Err(PjrtError::InvalidOption { option, value, expected }) => {
                 let key = format!("target.{option}");
                 // As it was written: an option may have another type than its key.
-                let written = target.write().into_iter().flatten().find(|(name, _)| *name == option);
-                let value = written.map_or(value, |(_, value)| value.to_string());
+                let value = write_section(target).get(&option).map_or(value, ToString::to_string);
                 Err(invalid_described(&key, value, &format!("expected {expected}")).because(["target.platform"]))
             }
-            Err(error) => Err(invalid("target.platform", target.platform.name(), &error.to_string())),
+            Err(error) => Err(invalid("target.platform", target.platform.to_string(), &error.to_string())),
         }
     }
 
@@ -75,7 +61,7 @@ impl RunConfig {
             return Err(invalid("partition.mode", mode.name(), reason).because(["target.processes"]));
         }
         // With a topology there is no client.
-        match self.target.platform.kind().filter(|_| self.target.topology.is_empty()) {
+        match self.target.platform.chosen().filter(|_| self.target.topology.is_empty()) {
             Some(kind) => self.client_options(kind).map(drop),
             None => Ok(()),
         }
@@ -93,10 +79,7 @@ impl RunConfig {
     /// The options of the plugin's compiler as a list of `target.compiler_options` would have them.
     pub(crate) fn compiler_option_list(&self, platform: &pjrt::Platform) -> Vec<String> {
         let own = &self.target.compiler_options;
-        let preset = match self.target.compiler_preset {
-            CompilerPreset::Chip => platform.preset(),
-            CompilerPreset::None => None,
-        };
+        let preset = platform.preset().filter(|_| self.target.compiler_preset);
         let name = |option: &str| option.split('=').next().map(str::to_owned);
         let is_own = |option: &&str| own.iter().any(|other| name(other) == name(option));
         let options = preset.into_iter().flat_map(pjrt::Preset::options).filter(|option| !is_own(option));

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::error::{ConfigError, ConfigErrorKind, Lines, Place};
 
@@ -67,8 +68,18 @@ impl Table {
     }
 
     fn insert(&mut self, name: &str, entry: Entry) {
-        match self.entries.iter_mut().find(|(other, _)| other == name) {
-            Some((_, slot)) => *slot = entry,
+        match self.entries.iter_mut().find(|(other, _)| other == name).map(|(_, slot)| slot) {
+            // The word of a section, in place of what the file says of it: other overrides of its keys stay.
+            Some(Entry { node: Node::Table(table), .. })
+                if matches!(entry.node, Node::Value(toml::Value::String(_))) =>
+            {
+                table.entries.retain(|(_, entry)| entry.place.origin.starts_with("--set "));
+                table.entries.push((String::new(), entry));
+            }
+            // The section is there.
+            Some(Entry { node: Node::Table(_), .. })
+                if matches!(entry.node, Node::Value(toml::Value::Boolean(true))) => {}
+            Some(slot) => *slot = entry,
             None => self.entries.push((name.to_owned(), entry)),
         }
     }
@@ -78,8 +89,12 @@ impl Table {
     fn change_subtable(&mut self, path: &[&str], place: &Place, change: impl FnOnce(&mut Table)) {
         let [name, rest @ ..] = path else { return change(self) };
         let at = self.entries.iter().position(|(other, _)| other == name);
-        let mut table = match at.map(|at| self.entries[at].1.node.clone()) {
-            Some(Node::Table(table)) => table,
+        let mut table = match at.map(|at| self.entries[at].1.clone()) {
+            Some(Entry { node: Node::Table(table), .. }) => table,
+            // The word of a section that may have keys: it stays, without a name.
+            Some(entry @ Entry { node: Node::Value(toml::Value::String(_)), .. }) => {
+                Table { entries: vec![(String::new(), entry)] }
+            }
             _ => Table::default(),
         };
         table.change_subtable(rest, place, change);
@@ -111,68 +126,34 @@ fn syntax_error(error: &toml::de::Error, text: &str, origin: &str) -> ConfigErro
 type PlaceOf<'a> = &'a dyn Fn(usize) -> Place;
 
 fn convert_table(table: DeTable<'_>, place_of: PlaceOf<'_>) -> Result<Table, ConfigError> {
-    let mut entries: Vec<_> = table.into_iter().collect();
-    // The parser keeps keys sorted by name; errors are to come in the order of the file.
-    entries.sort_by_key(|(key, _)| key.span().start);
     let entry = |(key, value): (Spanned<Cow<'_, str>>, Spanned<DeValue<'_>>)| {
         let (key_place, place) = (place_of(key.span().start), place_of(value.span().start));
         Ok((key.into_inner().into_owned(), Entry { key_place, place, node: convert(value, place_of)? }))
     };
-    Ok(Table { entries: entries.into_iter().map(entry).collect::<Result<_, ConfigError>>()? })
+    Ok(Table { entries: table.into_iter().map(entry).collect::<Result<_, ConfigError>>()? })
 }
 
 fn convert(value: Spanned<DeValue<'_>>, place_of: PlaceOf<'_>) -> Result<Node, ConfigError> {
-    let place = place_of(value.span().start);
+    let (span, place) = (value.span(), place_of(value.span().start));
     match value.into_inner() {
         DeValue::Table(table) => Ok(Node::Table(convert_table(table, place_of)?)),
-        other => Ok(Node::Value(plain(&other, &place)?)),
+        other => {
+            let value = toml::Value::deserialize(ValueDeserializer::from(Spanned::new(span, other)));
+            let refused =
+                |error: toml::de::Error| ConfigErrorKind::Syntax { message: error.message().to_owned() }.at(place);
+            value.map(Node::Value).map_err(refused)
+        }
     }
-}
-
-fn plain(value: &DeValue<'_>, place: &Place) -> Result<toml::Value, ConfigError> {
-    let out_of_range = |text: &str| {
-        ConfigErrorKind::Syntax { message: format!("the number {text} is too large: integers have 64 bits") }
-            .at(place.clone())
-    };
-    Ok(match value {
-        DeValue::String(text) => toml::Value::String(text.to_string()),
-        DeValue::Integer(number) => toml::Value::Integer(
-            i64::from_str_radix(number.as_str(), number.radix()).map_err(|_| out_of_range(number.as_str()))?,
-        ),
-        DeValue::Float(number) => {
-            toml::Value::Float(number.as_str().parse().map_err(|_| out_of_range(number.as_str()))?)
-        }
-        DeValue::Boolean(value) => toml::Value::Boolean(*value),
-        DeValue::Datetime(value) => toml::Value::Datetime(*value),
-        DeValue::Array(values) => {
-            toml::Value::Array(values.iter().map(|value| plain(value.get_ref(), place)).collect::<Result<_, _>>()?)
-        }
-        DeValue::Table(table) => {
-            let entry = |(key, value): (&Spanned<Cow<'_, str>>, &Spanned<DeValue<'_>>)| {
-                Ok((key.get_ref().to_string(), plain(value.get_ref(), place)?))
-            };
-            toml::Value::Table(table.iter().map(entry).collect::<Result<_, ConfigError>>()?)
-        }
-    })
 }
 
 /// The error of a value that is of another type than its key.
 pub(super) fn wrong_type(place: &Place, key: &str, found: &Node, expected: &str) -> ConfigError {
     let found = match found {
         Node::Table(_) => "a table".to_owned(),
-        Node::Value(value) => format!("{value} ({})", type_name(value)),
+        Node::Value(value) => {
+            let article = if matches!(value, toml::Value::Integer(_) | toml::Value::Array(_)) { "an" } else { "a" };
+            format!("{value} ({article} {})", value.type_str())
+        }
     };
     ConfigErrorKind::WrongType { key: key.to_owned(), found, expected: expected.to_owned() }.at(place.clone())
-}
-
-fn type_name(value: &toml::Value) -> &'static str {
-    match value {
-        toml::Value::String(_) => "a string",
-        toml::Value::Integer(_) => "an integer",
-        toml::Value::Float(_) => "a float",
-        toml::Value::Boolean(_) => "a boolean",
-        toml::Value::Datetime(_) => "a date",
-        toml::Value::Array(_) => "an array",
-        toml::Value::Table(_) => "a table",
-    }
 }

@@ -3,17 +3,16 @@
 use super::error::{ConfigError, invalid, invalid_described};
 use super::mixture::Mixture;
 use super::placement::{Placement, Split};
-use super::{
-    AttentionChoice, CheckpointConfig, DilocoConfig, ExpertsChoice, KernelsConfig, RateSchedule, RuleSource, RunConfig,
-    TrainConfig,
-};
+use super::section::given;
+use super::{DilocoConfig, KernelsConfig, RateSchedule, RunConfig, TrainConfig};
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
+use meshloom::kernels::{AttentionKernel, ExpertsKernel};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::TensorSpec;
-use meshloom_models::families::MOST_LAYERS;
-use meshloom_models::families::size::{MOST_EXPERTS, MOST_HEAD_DIM, MOST_PARAMETERS, expert_count, parameter_bound};
+use meshloom::transform::diloco::DilocoError;
+use meshloom_models::families::size::{MOST_EXPERTS, MOST_PARAMETERS, expert_count, parameter_bound};
 use meshloom_nn::Batch;
 
 pub(super) type Checked = Result<(), ConfigError>;
@@ -22,13 +21,12 @@ impl RunConfig {
     /// Checks that every value is possible, alone and beside the others. Reading a config does this already; it is for
     /// configs that were changed since.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.check_bounds()?;
-        self.validate_range()?;
+        given(&self.describe()).try_for_each(|(path, key, value)| key.bound.check(&path, value, &key.allowed))?;
         self.validate_model()?;
         self.validate_data()?;
         self.validate_train()?;
-        self.validate_checkpoint()?;
-        self.validate_rules_and_remat()?;
+        self.validate_sources()?;
+        self.validate_kept_names()?;
         self.validate_target()?;
         self.validate_kernels()?;
         // Otherwise a plugin knows the devices; `on_devices` then checks the rest.
@@ -49,25 +47,25 @@ impl RunConfig {
     }
 
     fn validate_kernels(&self) -> Checked {
+        use PlatformKind::{Cuda, Tpu};
         let KernelsConfig { attention, experts, .. } = self.kernels;
-        const MOSAIC: (PlatformKind, &str) = (PlatformKind::Tpu, "its kernels are for TPUs");
-        let of_attention = match attention {
-            AttentionChoice::Mosaic => Some(MOSAIC),
-            AttentionChoice::Cudnn => Some((PlatformKind::Cuda, "cuDNN is for CUDA")),
-            AttentionChoice::Auto | AttentionChoice::Plain | AttentionChoice::Blockwise => None,
+        let of_attention = match attention.chosen() {
+            Some(AttentionKernel::Mosaic) => Some(Tpu),
+            Some(AttentionKernel::Cudnn) => Some(Cuda),
+            _ => None,
         };
-        let of_experts = match experts {
-            ExpertsChoice::Mosaic => Some(MOSAIC),
-            ExpertsChoice::RaggedDot => Some((PlatformKind::Tpu, "the instruction is a kernel on TPUs alone")),
-            ExpertsChoice::Auto | ExpertsChoice::Plain | ExpertsChoice::Blockwise => None,
+        let of_experts = match experts.chosen() {
+            Some(ExpertsKernel::Mosaic | ExpertsKernel::RaggedDot) => Some(Tpu),
+            _ => None,
         };
-        let choices =
-            [("kernels.attention", attention.name(), of_attention), ("kernels.experts", experts.name(), of_experts)];
         // If the platform depends on the devices, it is known only when the program runs.
         let Ok(kind) = self.platform_kind() else { return Ok(()) };
-        for (key, choice, needed) in choices {
-            if let Some((_, what)) = needed.filter(|&(needed, _)| needed != kind) {
-                let reason = format!("{what}, but the platform is {kind}; \"auto\" takes what it has");
+        for (key, choice, needed) in [
+            ("kernels.attention", attention.to_string(), of_attention),
+            ("kernels.experts", experts.to_string(), of_experts),
+        ] {
+            if let Some(needed) = needed.filter(|&needed| needed != kind) {
+                let reason = format!("it is for {needed}, but the platform is {kind}; \"auto\" takes what it has");
                 return Err(invalid(key, choice, &reason).because(["target.platform"]));
             }
         }
@@ -85,23 +83,6 @@ impl RunConfig {
         self.validate_rows_of_layer(&placement)
     }
 
-    /// Checks that numbers stay numbers in the program, which has them as `f32`.
-    fn validate_range(&self) -> Checked {
-        // These are no part of the program, but seconds.
-        const WIDE: &str = "time_limit";
-        for (section, keys) in self.write_sections() {
-            for (key, value) in keys {
-                let Some(number) = value.as_float().filter(|&number| number != 0.0 && key != WIDE) else { continue };
-                if !(number as f32).is_normal() {
-                    let (least, most) = (f32::MIN_POSITIVE, f32::MAX);
-                    let reason = format!("f32 cannot hold it; give a number from {least:e} to {most:e}");
-                    return Err(invalid(&format!("{section}.{key}"), number, &reason));
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn validate_model(&self) -> Checked {
         let model = &self.model;
         if self.published().is_none() {
@@ -115,35 +96,13 @@ impl RunConfig {
         self.validate_family()
     }
 
-    /// Judges the sizes of a model before anything is built of them: those of a checkpoint may be anybody's.
+    /// Judges a model before anything is built of it: that of a checkpoint may be anybody's.
     fn validate_sizes(&self) -> Checked {
         let model = &self.model;
-        let size = i32::MAX as usize;
-        for (key, value, most) in [
-            ("layers", model.layers, MOST_LAYERS),
-            ("embed", model.embed, size),
-            ("heads", model.heads, size),
-            ("kv_heads", model.kv_heads, size),
-            ("head_dim", model.head_dim, MOST_HEAD_DIM),
-            ("mlp", model.mlp, size),
-            ("vocab", model.vocab, size),
-            ("experts", model.experts, size),
-            ("experts_per_token", model.experts_per_token, size),
-            ("moe_mlp", model.moe_mlp, size),
-            ("shared_experts", model.shared_experts, size),
-            ("q_lora", model.q_lora, size),
-            ("kv_lora", model.kv_lora, size),
-            ("rope_head_dim", model.rope_head_dim, MOST_HEAD_DIM),
-            ("v_head_dim", model.v_head_dim, size),
-        ] {
-            if value > most {
-                return Err(invalid(&format!("model.{key}"), value, &format!("it must be at most {most}")));
-            }
-        }
         let architecture = self.plain_architecture();
         if expert_count(&architecture) > MOST_EXPERTS {
             let reason = format!("there can be {MOST_EXPERTS} in all layers together");
-            return Err(invalid("model.experts", model.experts, &reason));
+            return Err(invalid("model.family.experts", self.experts(), &reason));
         }
         let parameters = parameter_bound(&architecture);
         if parameters > MOST_PARAMETERS {
@@ -158,7 +117,7 @@ impl RunConfig {
         if data.sources.is_empty() {
             return Err(invalid("data.sources", &data.sources, "it must have at least one file, folder or glob"));
         }
-        for (key, sources) in [("data.sources", &data.sources), ("data.validation", &data.validation)] {
+        for (key, sources) in [("data.sources", &data.sources), ("validation.sources", &self.validation.sources)] {
             if sources.iter().any(String::is_empty) {
                 return Err(invalid(key, sources, "none may be empty; give files, folders or globs"));
             }
@@ -181,74 +140,61 @@ impl RunConfig {
             let reason = format!("times model.seq, which is {seq}, it must be at most {most}; lower one of them");
             return Err(invalid("train.batch", train.batch, &reason).because(["model.seq"]));
         }
+        let every = self.checkpoint.every;
+        if every > 0 && self.checkpoint.dir.is_empty() {
+            let reason = "it needs checkpoint.dir, the directory for checkpoints";
+            return Err(invalid("checkpoint.every", every, reason).because(["checkpoint.dir"]));
+        }
         self.validate_schedule()
     }
 
     fn validate_schedule(&self) -> Checked {
-        let TrainConfig { schedule, decay_steps, warmup, steps, .. } = &self.train;
-        let wrong = |reason: &str, because: &[&str]| {
-            Err(invalid("train.decay_steps", decay_steps, reason).because(because.iter().copied()))
-        };
-        match (schedule, *decay_steps) {
-            (RateSchedule::Wsd, 0) => {
-                wrong("it must be at least 1 with train.schedule = \"wsd\": the steps of decay", &["train.schedule"])
-            }
-            (RateSchedule::Wsd, decay) if warmup.saturating_add(decay) > *steps => {
+        let TrainConfig { schedule, warmup, steps, .. } = &self.train;
+        match schedule {
+            RateSchedule::Wsd { decay_steps, .. } if warmup.saturating_add(*decay_steps) > *steps => {
                 let reason =
                     format!("with train.warmup, which is {warmup}, it must fit into train.steps, which is {steps}");
-                wrong(&reason, &["train.warmup", "train.steps"])
-            }
-            (RateSchedule::Wsd, _) | (_, 0) => Ok(()),
-            _ => wrong("it is for train.schedule = \"wsd\"", &["train.schedule"]),
-        }
-    }
-
-    fn validate_checkpoint(&self) -> Checked {
-        let CheckpointConfig { dir, every, .. } = &self.checkpoint;
-        match *every > 0 && dir.is_empty() {
-            true => {
-                let reason = "it needs checkpoint.dir, the directory for checkpoints";
-                Err(invalid("checkpoint.every", every, reason).because(["checkpoint.dir"]))
-            }
-            false => Ok(()),
-        }
-    }
-
-    fn validate_rules_and_remat(&self) -> Checked {
-        for (section, source) in self.rules.sources() {
-            if let RuleSource::File(path) = source
-                && path.is_empty()
-            {
-                let reason = "it must not be empty; give the path of a rule file";
-                return Err(invalid(&format!("{section}.{}", source.key()), path, reason));
-            }
-        }
-        let needs_names = matches!(self.remat.policy, RematPolicy::Save(_) | RematPolicy::Offload(_));
-        match self.remat.names.is_empty() {
-            true if needs_names => {
-                let reason = "it needs remat.names, the values to keep";
-                Err(invalid("remat.policy", self.remat.policy.name(), reason).because(["remat.names"]))
-            }
-            false if !needs_names => {
-                let reason = "names are for remat.policy = \"save\" or \"offload\"";
-                Err(invalid("remat.names", &self.remat.names, reason).because(["remat.policy"]))
+                let wrong = invalid("train.schedule.decay_steps", decay_steps, &reason);
+                Err(wrong.because(["train.schedule", "train.warmup", "train.steps"]))
             }
             _ => Ok(()),
         }
     }
 
-    /// The keys that name values to keep, with those names.
-    pub(crate) fn saved_names(&self) -> impl Iterator<Item = (&'static str, &String)> {
-        let of_pipeline = self.pipeline.iter().flat_map(|pipeline| &pipeline.remat_names);
-        let of_all = self.remat.names.iter().map(|name| ("remat.names", name));
-        of_all.chain(of_pipeline.map(|name| ("pipeline.remat_names", name)))
+    /// Checks that policies that keep values name some.
+    fn validate_kept_names(&self) -> Checked {
+        let own = self.pipeline.as_ref().and_then(|pipeline| pipeline.remat.as_ref());
+        for (section, policy) in [("remat", Some(&self.remat)), ("pipeline.remat", own)] {
+            if let Some(RematPolicy::Save(names) | RematPolicy::Offload(names)) = policy
+                && names.is_empty()
+            {
+                let wrong =
+                    invalid(&format!("{section}.names"), [""; 0], "it must have the names of the values to keep");
+                return Err(wrong.because([format!("{section}.policy"), section.to_owned()]));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that values of a model have the names that are to be kept. `names` are those that values have.
-    pub(crate) fn check_saved_names(&self, names: &[Name]) -> Checked {
-        let names: Vec<String> = names.iter().map(|name| name.text()).collect();
-        let Some((key, unknown)) = self.saved_names().find(|(_, name)| !names.contains(name)) else { return Ok(()) };
-        let suggestion = did_you_mean(unknown, names.iter().map(String::as_str));
+    pub(crate) fn check_saved_names(&self, names: impl FnOnce() -> Vec<Name>) -> Checked {
+        let own = self.pipeline.as_ref().and_then(|pipeline| pipeline.remat.as_ref());
+        let policies = [("pipeline.remat.names", own), ("remat.names", Some(&self.remat))];
+        let mut kept = policies
+            .into_iter()
+            .flat_map(|(key, policy)| match policy {
+                Some(RematPolicy::Save(kept) | RematPolicy::Offload(kept)) => {
+                    kept.iter().map(|name| (key, name.text())).collect()
+                }
+                _ => Vec::new(),
+            })
+            .peekable();
+        if kept.peek().is_none() {
+            return Ok(());
+        }
+        let names: Vec<String> = names().iter().map(|name| name.text()).collect();
+        let Some((key, unknown)) = kept.find(|(_, name)| !names.contains(name)) else { return Ok(()) };
+        let suggestion = did_you_mean(&unknown, names.iter().map(String::as_str));
         let reason = format!("no value of the model has this name{suggestion}; there are {}", names.join(", "));
         Err(invalid(key, unknown, &reason))
     }
@@ -333,25 +279,8 @@ impl RunConfig {
                 _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco]: add it, or give")),
             };
         };
-        let DilocoConfig { replicas, sync_period, fragments, streaming, apart, min_replicas, .. } = *diloco;
-        if min_replicas > replicas {
-            let reason = format!("it must be at most diloco.replicas, which is {replicas}");
-            return Err(invalid("diloco.min_replicas", min_replicas, &reason).because(["diloco.replicas"]));
-        }
-        if apart && replicas_of_mesh > 1 {
-            let reason = "replicas apart have a mesh each: leave out its axis \"diloco\"";
-            return Err(invalid("mesh.axes", &self.mesh.axes, reason).because(["diloco.apart"]));
-        }
-        if !apart && replicas != replicas_of_mesh {
-            let reason = match replicas_of_mesh {
-                1 => format!(
-                    "mesh.axes has no axis \"diloco\"; give it one of size {replicas}, as in diloco={replicas},data=-1"
-                ),
-                _ => format!("it must be the size of the mesh axis \"diloco\", which is {replicas_of_mesh}"),
-            };
-            return Err(invalid("diloco.replicas", replicas, &reason).because(["mesh.axes"]));
-        }
-        divides("train.batch", self.train.batch, "diloco.replicas", replicas)?;
+        self.validate_replicas(diloco, replicas_of_mesh)?;
+        divides("train.batch", self.train.batch, "diloco.replicas", diloco.replicas)?;
         let rows = self.rows_of_replica();
         if !rows.is_multiple_of(self.train.microbatches) {
             let reason =
@@ -359,50 +288,70 @@ impl RunConfig {
             let wrong = invalid("train.microbatches", self.train.microbatches, &reason);
             return Err(wrong.because(["train.batch", "diloco.replicas"]));
         }
-        if !streaming {
-            return Ok(());
+        if diloco.streaming { self.validate_streaming(diloco) } else { Ok(()) }
+    }
+
+    fn validate_replicas(&self, diloco: &DilocoConfig, replicas_of_mesh: usize) -> Checked {
+        let replicas = diloco.replicas;
+        match (&diloco.apart, replicas_of_mesh) {
+            (Some(apart), _) if apart.min_replicas > replicas => {
+                let reason = format!("it must be at most diloco.replicas, which is {replicas}");
+                let wrong = invalid("diloco.apart.min_replicas", apart.min_replicas, &reason);
+                Err(wrong.because(["diloco.replicas"]))
+            }
+            (Some(_), 2..) => {
+                let reason = "replicas apart have a mesh each: leave out its axis \"diloco\"";
+                Err(invalid("mesh.axes", &self.mesh.axes, reason).because(["diloco.apart"]))
+            }
+            (None, of_mesh) if replicas != of_mesh => {
+                let reason = match of_mesh {
+                    1 => format!(
+                        "mesh.axes has no axis \"diloco\"; give it one of size {replicas}, as in \
+                         diloco={replicas},data=-1"
+                    ),
+                    _ => format!("it must be the size of the mesh axis \"diloco\", which is {of_mesh}"),
+                };
+                Err(invalid("diloco.replicas", replicas, &reason).because(["mesh.axes"]))
+            }
+            _ => Ok(()),
         }
-        if fragments < 2 {
-            let reason = "it must be at least 2: one for everything outside the layers, one or more for the layers";
-            return Err(invalid("diloco.fragments", fragments, reason));
-        }
+    }
+
+    fn validate_streaming(&self, diloco: &DilocoConfig) -> Checked {
+        let &DilocoConfig { fragments, sync_period, overlap_steps, .. } = diloco;
         let stack = self.stack();
         let cycle = stack.cycle.len().max(1);
         let (layers, of) = match &self.pipeline {
-            Some(pipeline) if cycle == 1 => (
-                pipeline.repeats * pipeline.chunks * pipeline.layers_per_stage,
-                "the layers of a stage, of which there are",
-            ),
-            Some(pipeline) => (
-                pipeline.repeats * pipeline.chunks * pipeline.layers_per_stage / cycle,
-                "the cycles of a stage, of which there are",
-            ),
-            None if cycle > 1 => (stack.cycles, "the cycles of layers, of which there are"),
-            None => (stack.cycles, "model.layers, which is"),
+            Some(pipeline) => {
+                let held = pipeline.repeats * pipeline.chunks * pipeline.layers_per_stage / cycle;
+                let of = if cycle == 1 { "the layers of a stage" } else { "the cycles of a stage" };
+                (held, of)
+            }
+            None => (stack.cycles, if cycle == 1 { "model.layers" } else { "the cycles of layers" }),
         };
+        let wrong = |reason: String| Err(invalid("diloco.fragments", fragments, &reason).because(["model.layers"]));
         if layers < fragments - 1 {
-            let reason = format!("fragments - 1 must be at most {of} {layers}");
-            return Err(invalid("diloco.fragments", fragments, &reason).because(["model.layers"]));
+            return wrong(format!("fragments - 1 must be at most {of}: {layers}"));
         }
         if !diloco.uneven_fragments && !layers.is_multiple_of(fragments - 1) {
-            let reason = format!("fragments - 1 must divide {of} {layers}; or set diloco.uneven_fragments = true");
-            return Err(invalid("diloco.fragments", fragments, &reason).because(["model.layers"]));
+            return wrong(format!("fragments - 1 must divide {of}: {layers}; or set diloco.uneven_fragments = true"));
         }
-        if sync_period < fragments {
-            let reason =
-                format!("it must be at least diloco.fragments, which is {fragments}: one fragment syncs at a time");
-            return Err(invalid("diloco.sync_period", sync_period, &reason).because(["diloco.fragments"]));
+        match self.diloco_options().map(|options| options.validate()) {
+            Some(Err(error @ DilocoError::Overlap { .. })) => {
+                return Err(invalid("diloco.overlap_steps", overlap_steps, &error.to_string()));
+            }
+            Some(Err(error)) => {
+                return Err(
+                    invalid("diloco.sync_period", sync_period, &error.to_string()).because(["diloco.fragments"])
+                );
+            }
+            _ => {}
         }
         let every = sync_period / fragments;
-        if apart && diloco.overlap_steps >= every {
+        if self.is_apart() && overlap_steps >= every {
             let reason =
                 format!("it must be less than the {every} steps from sync to sync: replicas apart have one under way");
-            return Err(invalid("diloco.overlap_steps", diloco.overlap_steps, &reason).because(["diloco.apart"]));
-        }
-        let period = every * fragments;
-        if diloco.overlap_steps >= period {
-            let reason = format!("it must be less than the {period} steps until the same fragment syncs again");
-            return Err(invalid("diloco.overlap_steps", diloco.overlap_steps, &reason));
+            return Err(invalid("diloco.overlap_steps", overlap_steps, &reason).because(["diloco.apart"]));
         }
         match self.model.scan_layers {
             true => Ok(()),

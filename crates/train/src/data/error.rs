@@ -60,7 +60,7 @@ pub enum DataError {
     },
     /// The validation set has nothing to judge a model by.
     #[error(
-        "the validation set has no token to predict in its first {0} rows; give data.validation more text, or leave it \
+        "the validation set has no token to predict in its first {0} rows; give validation.sources more text, or leave it \
          empty"
     )]
     NoTargets(u64),

@@ -87,22 +87,22 @@ impl TextDataset {
         })
     }
 
-    /// Opens the validation text, that of `data.validation`; returns `None` if there are no such sources. Otherwise it
-    /// does the same as [`TextDataset::open_with`].
+    /// Opens the validation text, that of `validation.sources`, which is read as the training text is; returns `None` if
+    /// there are no such sources. Otherwise it does the same as [`TextDataset::open_with`].
     ///
     /// # Errors
     /// The errors are those of [`TextDataset::open_with`].
     pub fn open_validation(
-        data: &DataConfig,
+        (data, sources): (&DataConfig, &[String]),
         tokenizer: &Tokenizer,
         length: usize,
         on_progress: &(dyn Fn(Tokenized) + Sync),
     ) -> Result<Option<TextDataset>, DataError> {
-        if data.validation.is_empty() {
+        if sources.is_empty() {
             return Ok(None);
         }
         let settings = Settings { data, tokenizer, on_progress };
-        TextDataset::of("data.validation", &data.validation, &[], &settings, length).map(Some)
+        TextDataset::of("validation.sources", sources, &[], &settings, length).map(Some)
     }
 
     fn of(

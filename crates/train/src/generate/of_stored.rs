@@ -21,7 +21,7 @@ impl StoredModel {
         let decoder = config.decoder_on(&placement)?;
         let options = GeneratorOptions {
             rows: options.rows.next_multiple_of(placement.parts("activation_batch").max(1)),
-            format: config.target.format.into(),
+            format: config.target.format,
             debug_options: config.compiler_options(client.platform())?,
             cache: config.compile_cache()?,
             time_limit: config.train.time_limit,

@@ -179,7 +179,7 @@ impl Replica {
                 return Err("it has numbers that are not finite".to_owned());
             }
             if max_norm > 0.0 && norm > max_norm {
-                return Err(format!("its norm is {norm}, and diloco.max_norm is {max_norm}"));
+                return Err(format!("its norm is {norm}, and diloco.apart.max_norm is {max_norm}"));
             }
             Ok(())
         })

@@ -86,7 +86,7 @@ impl RunConfig {
             Ok(Client::open(&options)?)
         };
         let mut notes = Vec::new();
-        if let Some(kind) = self.target.platform.kind() {
+        if let Some(kind) = self.target.platform.chosen() {
             return Ok((open(kind)?, notes));
         }
         for kind in [PlatformKind::Tpu, PlatformKind::Cuda] {
@@ -108,9 +108,9 @@ impl RunConfig {
     /// The client is of another platform than the config says, or the mesh does not fit its devices.
     pub fn on_client(&self, client: &Client) -> Result<RunConfig, ConfigError> {
         let kind = client.platform().kind();
-        if self.target.platform.kind().is_some_and(|own| own != kind) {
+        if self.target.platform.chosen().is_some_and(|own| own != kind) {
             let reason = format!("the client is of {kind}; open one by `RunConfig::open`");
-            return Err(config::invalid("target.platform", self.target.platform.name(), &reason));
+            return Err(config::invalid("target.platform", self.target.platform.to_string(), &reason));
         }
         let config = self.with_platform(kind);
         match config.knows_devices() {
@@ -128,7 +128,7 @@ impl RunConfig {
         let mut config = self.with_platform(platform.kind());
         config.mesh.axes = config.mesh()?.to_string();
         config.target.compiler_options = self.compiler_option_list(platform);
-        config.target.compiler_preset = config::CompilerPreset::None;
+        config.target.compiler_preset = false;
         Ok(config)
     }
 
@@ -142,7 +142,7 @@ impl RunConfig {
         }
         let platform = self.target.platform;
         let reason = "which platform has devices shows when the program runs; give cpu, cuda or tpu to look at it";
-        Ok(platform.kind().ok_or_else(|| config::invalid("target.platform", platform.name(), reason))?)
+        Ok(platform.chosen().ok_or_else(|| config::invalid("target.platform", platform.to_string(), reason))?)
     }
 
     /// Returns this config for a program that is only inspected, so no plugin is asked for devices. Their number is
@@ -230,7 +230,7 @@ impl RunConfig {
 
     fn with_platform(&self, kind: PlatformKind) -> RunConfig {
         let mut config = self.clone();
-        config.target.platform = config::PlatformChoice::Of(kind);
+        config.target.platform = config::Auto::Chosen(kind);
         config
     }
 }

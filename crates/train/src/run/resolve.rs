@@ -7,12 +7,12 @@ use super::model::Model;
 use super::run_step::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use super::train_step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
-use crate::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
+use crate::config::{ConfigError, OptimizerConfig, Placement, RateSchedule, Replication, RunConfig};
 use crate::peers::{Peers, ReplicaLink};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Pass, lower, lower_as_traced};
 use meshloom::hlo::Stage;
 use meshloom::ir::Graph;
-use meshloom::kernels::{AttentionKernel, ExpertsKernel, Kernels};
+use meshloom::kernels::Kernels;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::passes::{CollectiveLimits, CollectiveMatmul};
 use meshloom::pjrt::Platform;
@@ -97,7 +97,7 @@ impl RunConfig {
             param_dtype: model.param_dtype,
             compute_dtype: model.compute_dtype,
             scan_layers: model.scan_layers,
-            remat: self.remat_policy(),
+            remat: self.remat.clone(),
             pipeline: self.pipeline_of(placement.axis_size("stage"))?,
             exchange: self.kernels.context,
             order: self.token_order_on(placement),
@@ -120,34 +120,30 @@ impl RunConfig {
 
     fn train_step_of<M>(&self, model: M) -> TrainStep<M> {
         let train = &self.train;
-        let adamw = AdamW {
-            beta1: train.beta1,
-            beta2: train.beta2,
-            epsilon: train.epsilon,
+        let adamw = |beta1, beta2, epsilon| AdamW {
+            beta1,
+            beta2,
+            epsilon,
             weight_decay: train.weight_decay,
             no_decay: train.no_decay.clone(),
         };
+        let (decay, floor) = match train.schedule {
+            RateSchedule::Cosine { floor } => (Decay::Cosine, floor),
+            RateSchedule::Linear { floor } => (Decay::Linear, floor),
+            RateSchedule::Wsd { floor, decay_steps } => (Decay::Last(decay_steps), floor),
+            RateSchedule::Constant {} => (Decay::Never, 1.0),
+        };
+        let (peak, warmup, steps) = (train.learning_rate, train.warmup, train.steps);
         TrainStep {
             model,
             choice_bias_rate: train.choice_bias_rate,
             optimizer: match train.optimizer {
-                OptimizerKind::AdamW => Optimizer::AdamW(adamw),
-                OptimizerKind::Muon => {
-                    Optimizer::Muon(Muon { momentum: train.muon_momentum, rms: train.muon_rms, adamw })
+                OptimizerConfig::AdamW { beta1, beta2, epsilon } => Optimizer::AdamW(adamw(beta1, beta2, epsilon)),
+                OptimizerConfig::Muon { momentum, rms, beta1, beta2, epsilon } => {
+                    Optimizer::Muon(Muon { momentum, rms, adamw: adamw(beta1, beta2, epsilon) })
                 }
             },
-            schedule: LearningRate {
-                peak: train.learning_rate,
-                warmup: train.warmup,
-                steps: train.steps,
-                floor: train.floor,
-                decay: match train.schedule {
-                    RateSchedule::Cosine => Decay::Cosine,
-                    RateSchedule::Linear => Decay::Linear,
-                    RateSchedule::Wsd => Decay::Last(train.decay_steps),
-                    RateSchedule::Constant => Decay::Never,
-                },
-            },
+            schedule: LearningRate { peak, warmup, steps, floor, decay },
             clip_norm: train.clip_norm,
             batch: train.batch,
             seq: self.model.seq,
@@ -180,20 +176,12 @@ impl RunConfig {
         })
     }
 
-    /// The declaration of the run's state.
-    ///
-    /// # Errors
-    /// The config's parts do not fit together.
-    pub fn state(&self) -> Result<RunState<Param>, Error> {
-        Ok(self.resolve()?.state())
-    }
-
     /// Bytes of the outer parameters and velocities of DiLoCo; 0 without it.
     ///
     /// # Errors
     /// The config is of no model that can be built.
     pub fn outer_byte_count(&self) -> Result<u64, Error> {
-        let RunState::Diloco(state) = self.state()? else { return Ok(0) };
+        let RunState::Diloco(state) = self.resolve()?.state() else { return Ok(0) };
         Ok(state.outer.leaves().iter().map(|leaf| leaf.spec.ty.byte_count() as u64).sum())
     }
 
@@ -202,31 +190,7 @@ impl RunConfig {
     /// # Errors
     /// Model, mesh and rules do not fit together.
     pub fn lower_train_step(&self) -> Result<(RunFunction, Lowered), Error> {
-        self.lower_run(Calls::Single, &self.any_plugin()?)
-    }
-
-    /// As [`Run::lower`], of the decoder that the config describes.
-    ///
-    /// # Errors
-    /// The errors are those of [`RunConfig::lower_train_step`].
-    pub fn lower_run(&self, calls: Calls, platform: &Platform) -> Result<(RunFunction, Lowered), Error> {
-        self.resolve()?.lower(calls, platform)
-    }
-
-    /// As [`Run::at_stage`], of the decoder that the config describes.
-    ///
-    /// # Errors
-    /// The errors are those of [`RunConfig::lower_train_step`].
-    pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
-        self.resolve()?.at_stage(stage)
-    }
-
-    /// As [`Run::debug_sharding`], of the decoder that the config describes.
-    ///
-    /// # Errors
-    /// The errors are those of [`RunConfig::lower_train_step`].
-    pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
-        self.resolve()?.debug_sharding()
+        self.resolve()?.lower(Calls::Single, &self.any_plugin()?)
     }
 
     /// The config's platform, for programs that are only looked at.
@@ -251,20 +215,16 @@ impl RunConfig {
     /// aliases.
     pub(crate) fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
         let options = LowerOptions {
-            partition: match self.partition.mode {
-                config::PartitionMode::Explicit => PartitionMode::Explicit,
-                config::PartitionMode::Gspmd => PartitionMode::GSPMD,
-                config::PartitionMode::Shardy => PartitionMode::SHARDY,
-            },
-            deny_replication: self.partition.replication == config::Replication::Deny,
+            partition: self.partition.mode,
+            deny_replication: self.partition.replication == Replication::Deny,
             processes: self.crossing_processes(),
             ..LowerOptions::default()
         }
         .on(platform);
-        let matmul = match self.kernels.collective_matmul {
-            config::MatmulChoice::Auto => options.limits.matmul,
-            config::MatmulChoice::On => CollectiveMatmul::On,
-            config::MatmulChoice::Off => CollectiveMatmul::Off,
+        let matmul = match self.kernels.collective_matmul.chosen() {
+            None => options.limits.matmul,
+            Some(true) => CollectiveMatmul::On,
+            Some(false) => CollectiveMatmul::Off,
         };
         let limits = CollectiveLimits { matmul, ..options.limits };
         LowerOptions { kernels: self.chosen_kernels(options.kernels), limits, ..options }
@@ -273,20 +233,8 @@ impl RunConfig {
     /// The kernels of `[kernels]`, where `auto` is what suits the platform.
     pub fn chosen_kernels(&self, auto: Kernels) -> Kernels {
         Kernels {
-            attention: match self.kernels.attention {
-                config::AttentionChoice::Auto => auto.attention,
-                config::AttentionChoice::Plain => AttentionKernel::Plain,
-                config::AttentionChoice::Blockwise => AttentionKernel::Blockwise,
-                config::AttentionChoice::Mosaic => AttentionKernel::Mosaic,
-                config::AttentionChoice::Cudnn => AttentionKernel::Cudnn,
-            },
-            experts: match self.kernels.experts {
-                config::ExpertsChoice::Auto => auto.experts,
-                config::ExpertsChoice::Plain => ExpertsKernel::Plain,
-                config::ExpertsChoice::Blockwise => ExpertsKernel::Blockwise,
-                config::ExpertsChoice::Mosaic => ExpertsKernel::Mosaic,
-                config::ExpertsChoice::RaggedDot => ExpertsKernel::RaggedDot,
-            },
+            attention: self.kernels.attention.chosen().unwrap_or(auto.attention),
+            experts: self.kernels.experts.chosen().unwrap_or(auto.experts),
             ..auto
         }
     }
@@ -341,9 +289,7 @@ impl<M: Model> Run<M> {
     /// The model's sizes do not fit together.
     pub fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
         let function = self.step.trace(calls)?;
-        if self.config.saved_names().next().is_some() {
-            self.config.check_saved_names(&function.graph().value_names())?;
-        }
+        self.config.check_saved_names(|| function.graph().value_names())?;
         Ok(function)
     }
 
@@ -378,22 +324,27 @@ impl<M: Model> Run<M> {
     /// # Errors
     /// A parameter's type does not hold its first value.
     pub fn lower_first_state(&self, platform: &Platform) -> Result<Lowered, Error> {
-        let function = self.step.trace_first_state()?;
-        self.lower_beside_step(function.graph(), Vec::new(), platform)
+        self.lower_beside_step(self.step.trace_first_state()?.graph(), Vec::new(), platform)
     }
 
-    /// A program that reads or makes the run's state, lowered over its mesh. The train step is held to the rules; here
-    /// there is nothing that XLA could partition in another way.
+    /// A program that reads or makes the run's state, lowered over its mesh: XLA could not partition it in another way.
     pub(crate) fn lower_beside_step(
         &self,
         graph: &Graph,
         aliases: Vec<(usize, usize)>,
         platform: &Platform,
     ) -> Result<Lowered, Error> {
+        self.lower_leniently(
+            graph,
+            LowerOptions { partition: PartitionMode::Explicit, aliases, ..self.lower_options(platform) },
+        )
+    }
+
+    /// Lowers a program beside the train step, which has been held to the rules.
+    fn lower_leniently(&self, graph: &Graph, options: LowerOptions<'_>) -> Result<Lowered, Error> {
         let rules = self.rules.clone().with_strict(false);
-        let options = self.lower_options(platform);
         let sharding = options.sharding.map(|(mesh, _)| (mesh, &rules));
-        Ok(lower(graph, &LowerOptions { sharding, partition: PartitionMode::Explicit, aliases, ..options })?)
+        Ok(lower(graph, &LowerOptions { sharding, ..options })?)
     }
 
     /// The forward pass from the parameters and some rows of the validation set to their loss, lowered over the mesh as
@@ -405,11 +356,8 @@ impl<M: Model> Run<M> {
         let (model, dropout) = (step.model.for_evaluation(), DropoutConfig::default());
         let step = TrainStep { model, batch: rows, microbatches: 1, dropout, ..step.clone() };
         let function = step.trace_loss_of(&self.step.parameters())?;
-        // The train step has been held to the rules. Here replicas repeat each other's work: they judge one model.
-        let rules = self.rules.clone().with_strict(false);
-        let options = self.lower_options(platform);
-        let sharding = options.sharding.map(|(mesh, _)| (mesh, &rules));
-        Ok((rows, lower(function.graph(), &LowerOptions { sharding, ..options })?))
+        // Replicas repeat each other's work: they judge one model.
+        Ok((rows, self.lower_leniently(function.graph(), self.lower_options(platform))?))
     }
 
     fn lower_with(&self, function: &RunFunction<M>, options: LowerOptions<'_>) -> Result<Lowered, Error> {
@@ -429,28 +377,19 @@ impl<M: Model> Run<M> {
     /// # Errors
     /// The errors are those of [`Run::lower`].
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
-        let calls = self.config.calls();
-        let platform = self.config.any_plugin()?;
-        let options = |function: &RunFunction<M>| LowerOptions {
-            aliases: aliases(function),
-            ..self.config.lower_options(&platform)
-        };
-        match stage {
-            Stage::Traced => {
-                let function = self.step.of_replica().trace_loss()?;
-                Ok(lower_as_traced(function.graph(), &self.config.lower_options(&platform))?)
-            }
+        let (calls, platform) = (self.config.calls(), self.config.any_plugin()?);
+        let options = self.config.lower_options(&platform);
+        let with_aliases = |function: &RunFunction<M>| LowerOptions { aliases: aliases(function), ..options.clone() };
+        Ok(match stage {
+            Stage::Traced => lower_as_traced(self.step.of_replica().trace_loss()?.graph(), &options)?,
             Stage::Differentiated => {
                 let function = self.trace(calls)?;
-                Ok(lower_as_traced(function.graph(), &options(&function))?)
+                lower_as_traced(function.graph(), &with_aliases(&function))?
             }
-            Stage::Transformed => {
-                let function = self.trace(calls)?;
-                Ok(lower(function.graph(), &options(&function))?)
-            }
-            Stage::Sharded => self.lower_annotated(calls),
-            Stage::Partitioned | Stage::Compiled => Ok(self.lower(calls, &platform)?.1),
-        }
+            Stage::Transformed => self.lower_with(&self.trace(calls)?, options)?,
+            Stage::Sharded => self.lower_annotated(calls)?,
+            Stage::Partitioned | Stage::Compiled => self.lower(calls, &platform)?.1,
+        })
     }
 
     /// Returns the sharding that the rules give every parameter and every named value of the train step; `None` on one

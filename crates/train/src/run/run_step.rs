@@ -83,6 +83,16 @@ pub enum Calls {
     Several(usize),
 }
 
+impl Calls {
+    /// The number of steps.
+    pub(crate) fn count(self) -> usize {
+        match self {
+            Calls::Single => 1,
+            Calls::Several(count) => count,
+        }
+    }
+}
+
 /// The train step of a run.
 #[derive(Clone, Debug)]
 pub(crate) enum RunStep<M = DecoderConfig> {

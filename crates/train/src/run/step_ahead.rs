@@ -41,13 +41,13 @@ impl StepAhead {
         let config = config.on_devices(devices.len())?;
         let mesh = config.mesh()?;
         let start = Instant::now();
-        let (_, lowered) = config.lower_run(config.calls(), &platform)?;
+        let (_, lowered) = config.resolve()?.lower(config.calls(), &platform)?;
         let lower_time = start.elapsed();
         let params = config.train_step()?.state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
         let debug_options = config.compiler_options(&platform)?;
-        let options = lowered.options_on(&places)?.with_format(config.target.format.into());
+        let options = lowered.options_on(&places)?.with_format(config.target.format);
         let options = CompileOptions { debug_options, ..options };
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)
             .map_err(|error| config.compile_error(error))?;

@@ -43,9 +43,10 @@ impl Text {
         let mut dataset = TextDataset::open_with(data, &tokenizer, length, on_progress)?;
         let (key, name, sha256) = ("data.tokenizer".to_owned(), data.tokenizer.clone(), hex(&tokenizer.digest()));
         dataset.add_digest(DataDigest { key, name, sha256 });
-        let validation = TextDataset::open_validation(data, &tokenizer, length, on_progress)?;
+        let validation =
+            TextDataset::open_validation((data, &config.validation.sources), &tokenizer, length, on_progress)?;
         let text = Text { dataset, validation, tokenizer };
-        let rows = (config.train.eval_batches as u64).saturating_mul(config.train.batch as u64);
+        let rows = (config.validation.batches as u64).saturating_mul(config.train.batch as u64);
         if let Some(validation) = &text.validation
             && !validation.has_target(rows)?
         {
@@ -62,7 +63,7 @@ impl Text {
             files.filter(|(_, entry)| trained.contains(entry)).map(|(path, _)| path.display().to_string()).collect();
         (!both.is_empty()).then(|| {
             format!(
-                "data.validation has text that data.sources has as well, in {}: the validation loss is then of text \
+                "validation.sources has text that data.sources has as well, in {}: the validation loss is then of text \
                  that is trained on; leave it out of one of them",
                 listed("file", &both)
             )

@@ -43,7 +43,6 @@ use meshloom::analysis::{Arithmetic, Chip};
 use meshloom::compile::{LowerOptions, Program};
 use meshloom::ir::{Graph, InternalError, Literal, TensorType};
 use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions};
-use meshloom::sharding::Mesh;
 use meshloom::trace::{MapTree, Param, Tree};
 use meshloom_models::parameters::{self, LoadOptions, ParameterFile};
 use meshloom_models::published::ModelFiles;
@@ -93,14 +92,6 @@ impl Trainer {
         Trainer::of(config.resolve()?, Text::load(config)?, client)
     }
 
-    /// Devices that the mesh of a config needs.
-    ///
-    /// # Errors
-    /// The mesh cannot be read.
-    pub fn device_count(config: &RunConfig) -> Result<usize, Error> {
-        Ok(config.mesh().map(|mesh| Mesh::device_count(&mesh))?)
-    }
-
     /// The training text.
     pub fn dataset(&self) -> &TextDataset {
         &self.data.dataset
@@ -136,7 +127,7 @@ impl Trainer {
         let (client, model) = (self.program.executable().client(), self.run.model());
         let live = LiveParameters::new(self.state.params(), &model.parameters());
         let config = self.run.config();
-        let (format, time_limit) = (config.target.format.into(), config.train.time_limit);
+        let (format, time_limit) = (config.target.format, config.train.time_limit);
         let options = GeneratorOptions { format, time_limit, ..options };
         let lowering = LowerOptions::default().on(client.platform());
         Generator::new(client, &model.on_one_device(), &lowering, options, |path, dims, shard| {
@@ -347,15 +338,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     fn call(&mut self, calls: Calls) -> Result<Vec<StepMetrics>, Error> {
-        let count = match (&self.several, calls) {
-            (Some((count, _)), Calls::Several(_)) => *count,
-            _ => 1,
-        };
-        let calls = if count > 1 { calls } else { Calls::Single };
-        let step = self.steps_done + 1;
+        let (step, count) = (self.steps_done + 1, calls.count());
         let mut watch = std::mem::take(&mut self.watch);
         let start = Instant::now();
-        let called = watch.call(step, count, || self.execute_step(step, calls, count));
+        let called = watch.call(step, count, || self.execute_step(step, calls));
         self.watch = watch;
         let (outputs, data_seconds) = called?;
         let (state, metrics) = outputs.split_at(self.state.paths().len());
@@ -435,11 +421,11 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// Waits for the batches of a call, and runs it; also the seconds that each step waited.
-    fn execute_step(&mut self, step: u64, calls: Calls, count: usize) -> Result<(Vec<Array>, f64), Error> {
+    fn execute_step(&mut self, step: u64, calls: Calls) -> Result<(Vec<Array>, f64), Error> {
         let start = Instant::now();
-        let batch = self.batches(calls, count)?;
-        let data_seconds = start.elapsed().as_secs_f64() / count as f64;
-        let (program, mut arguments) = (self.program_of(count), self.state.leaves());
+        let batch = self.batches(calls)?;
+        let data_seconds = start.elapsed().as_secs_f64() / calls.count() as f64;
+        let (program, mut arguments) = (self.program_of(calls.count()), self.state.leaves());
         arguments.extend(program.put(arguments.len(), &batch)?.leaves());
         let arguments: Vec<&Array> = arguments.iter().collect();
         let outputs = execute(Execution::Step(step), program, &arguments, self.run.config().train.time_limit)?;
@@ -475,7 +461,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     /// The next batches, as a call takes them: of each step, of each replica, its rows.
-    fn batches(&mut self, calls: Calls, count: usize) -> Result<M::Batch<Literal>, Error> {
+    fn batches(&mut self, calls: Calls) -> Result<M::Batch<Literal>, Error> {
         let train = &self.run.config().train;
         let train_batch = train.batch;
         let first = (train.seed, self.steps_done, train_batch);
@@ -491,7 +477,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             replica.map_or(0..all, |(number, rows)| number * rows * row..(number + 1) * rows * row)
         };
         let mut parts: Vec<Vec<u8>> = first.iter().map(|leaf| leaf.bytes()[own(leaf)].to_vec()).collect();
-        for _ in 1..count {
+        for _ in 1..calls.count() {
             for (part, leaf) in parts.iter_mut().zip(prefetch.next()?) {
                 part.extend_from_slice(&leaf.bytes()[own(&leaf)]);
             }
@@ -513,7 +499,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     fn batch_of(&mut self, step: u64) -> Result<M::Batch<Literal>, Error> {
         let done = std::mem::replace(&mut self.steps_done, step.saturating_sub(1));
         self.prefetch = None;
-        let batch = self.batches(Calls::Single, 1);
+        let batch = self.batches(Calls::Single);
         self.prefetch = None;
         self.steps_done = done;
         batch
@@ -523,13 +509,13 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     fn compile_beside_step(&self, graph: &Graph) -> Result<Program, Error> {
         let (client, config) = (self.program.executable().client(), self.run.config());
         let lowered = self.run.lower_beside_step(graph, Vec::new(), client.platform())?;
-        let options = lowered.compile_options(client)?.with_format(config.target.format.into());
+        let options = lowered.compile_options(client)?.with_format(config.target.format);
         let debug_options = config.compiler_options(client.platform())?;
         Ok(lowered.compile_with(client, &CompileOptions { debug_options, ..options })?)
     }
 
     /// Returns the loss on the validation set with the present parameters; with several replicas, these are the
-    /// parameters that they have agreed on. It is the mean over `train.eval_batches` batches of `train.batch` rows,
+    /// parameters that they have agreed on. It is the mean over `validation.batches` batches of `train.batch` rows,
     /// always the same, without dropout. Returns `None` without a validation set. Training is not affected.
     ///
     /// # Errors
@@ -537,8 +523,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     pub fn evaluate(&self) -> Result<Option<Evaluation>, Error> {
         let Some(evaluator) = &self.evaluator else { return Ok(None) };
         self.check_complete()?;
-        let train = &self.run.config().train;
-        let rows = (train.eval_batches as u64).saturating_mul(train.batch as u64);
+        let RunConfig { train, validation, .. } = self.run.config();
+        let rows = (validation.batches as u64).saturating_mul(train.batch as u64);
         let what = Execution::Evaluation(self.steps_done);
         let call = |program: &Program, arguments: &[&Array]| execute(what, program, arguments, train.time_limit);
         let data = (&*self.data, self.run.model().token_order());
@@ -548,10 +534,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(Some(evaluation))
     }
 
-    /// Whether an evaluation is due now, by `train.eval_every`: after `before` steps none was yet. `last` is the run's
+    /// Whether an evaluation is due now, by `validation.every`: after `before` steps none was yet. `last` is the run's
     /// last step.
     pub fn evaluation_is_due(&self, before: u64, last: u64) -> bool {
-        let every = self.run.config().train.eval_every as u64;
+        let every = self.run.config().validation.every as u64;
         let passed = every > 0 && self.steps_done / every > before / every;
         self.evaluator.is_some() && (passed || self.steps_done >= last)
     }

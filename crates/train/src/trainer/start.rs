@@ -61,7 +61,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Some(source) => with_parameters(&state, source, client)?,
             None => state,
         };
-        let warnings = config.warnings_with(has_validation).into_iter().chain(data.warnings());
+        let warnings = config.warnings().into_iter().chain(data.warnings());
         let warnings = warnings.chain(lowered.step.warnings()).collect();
         let compile_cache = compiler.cache_use;
         let Programs { step, several, evaluator, replica } = programs;
@@ -126,7 +126,8 @@ impl LoweredPrograms {
         let replica = match (&self.replica, &run.step) {
             (Some((link, lowered)), RunStep::Diloco(step)) => {
                 let config = run.config();
-                let max_norm = config.diloco.as_ref().map_or(0.0, |diloco| diloco.max_norm);
+                let max_norm =
+                    config.diloco.as_ref().and_then(|diloco| diloco.apart.as_ref()).map_or(0.0, |apart| apart.max_norm);
                 let (others, limits) = ((link.clone(), step.diloco.clone()), (config.train.time_limit, max_norm));
                 Some(Replica::compile(lowered, others, limits, |lowered| compiler.compile(lowered))?)
             }
@@ -188,7 +189,7 @@ impl<'a> Compiler<'a> {
         let what = format!("program {} and its compiler options", self.count);
         self.agree(&what, &[&lowered.module.bytes, format!("{:?}", self.debug_options).as_bytes()])?;
         self.count += 1;
-        let options = lowered.compile_options(self.client)?.with_format(self.config.target.format.into());
+        let options = lowered.compile_options(self.client)?.with_format(self.config.target.format);
         let options = CompileOptions { debug_options: self.debug_options.clone(), ..options };
         let refused = |error| self.config.compile_error(error);
         let Some(cache) = &self.cache else { return lowered.compile_with(self.client, &options).map_err(refused) };
