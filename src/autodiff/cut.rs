@@ -203,8 +203,8 @@ pub(super) fn happens_early(node: NodeRef<'_>, late: &[bool]) -> bool {
     node.op().has_side_effect() && !node.results().any(|result| late[result.index()])
 }
 
-/// Marks the values that the marked ones depend on, and those that the nodes needed anyway depend on. What a value for
-/// which `ends` holds depends on is not needed for its sake.
+/// Marks the values that the marked ones depend on, and those that the nodes needed anyway depend on. A value for
+/// which `ends` holds needs none of its operands.
 pub(super) fn mark_needed(
     graph: &Graph,
     live: &mut [bool],
@@ -268,8 +268,8 @@ pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
 struct Cutting<'t> {
     task: &'t Task<'t>,
     needs: &'t Needs,
-    /// The price of a byte. Where bytes are equal, the cut with the fewest of these is taken: values kept besides inputs
-    /// (2), nodes computed twice (1), nodes moved to the early half (1).
+    /// The price of a byte. Where bytes are equal, the cut with the fewest of these is taken: values kept besides
+    /// inputs (2), nodes computed twice (1), nodes moved to the early half (1).
     unit: u128,
     network: Network,
     /// The vertex of each value's maker.

@@ -196,8 +196,8 @@ impl<'o> NodeEmitter<'_, 'o> {
         self.emitter.channels
     }
 
-    /// The mesh of a partitioned graph that XLA knows. Without a mesh it is one device; with several processes it is the
-    /// part within one.
+    /// The mesh of a partitioned graph that XLA knows. Without a mesh it is one device; with several processes it is
+    /// the part within one.
     fn partitioned_over(&self) -> Cow<'o, Mesh> {
         match (self.emitter.options.mesh, self.emitter.options.processes) {
             (None, _) => Cow::default(),

@@ -4,8 +4,8 @@
 //! where a back end computes each op as it stands. (XLA's own fusion may contract a product and a sum into one
 //! rounding, so that a program with other neighbours around an op may differ in the last bit.)
 //!
-//! [`PASSES`](crate::compile::PASSES) lists them in their order, and says what each does. All but the first and the last
-//! share one walk when they run together, in which each sees what the others make; see `rewrite`.
+//! [`PASSES`](crate::compile::PASSES) lists them in their order, and says what each does. All but the first and the
+//! last share one walk when they run together, in which each sees what the others make; see `rewrite`.
 //!
 //! [`probe`] makes a graph that counts where another has numbers which are not finite.
 //!

@@ -14,7 +14,7 @@ use meshloom_cli::CertificateFlags;
 use meshloom_cluster::internals::{Limits, Port, Present, connect, held_key, present_key};
 use meshloom_cluster::store::{Store, StoreOptions};
 use meshloom_cluster::{ReplicaError, ReplicaOptions, Replicas, Tls, certificates};
-use meshloom_train::peers::Judge;
+use meshloom_train::peers::{Judge, ReplicaLink};
 use support::counts::process;
 
 use super::etcd::{Etcd, LONG, shared};

@@ -7,11 +7,11 @@ use hlo_dump::Caller;
 use meshloom_models::families::Published;
 use meshloom_models::parameters::ParameterFile;
 use meshloom_models::weights::{FP8_BLOCK, Weights};
+use meshloom_plan::read_hardware;
 use meshloom_train::checkpoint::Checkpoint;
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
 use meshloom_train::tokenizer::{Tokenizer, stop_tokens};
-use meshloom_plan::read_hardware;
 use sha2::{Digest, Sha256};
 use support::random::Random;
 

@@ -173,7 +173,7 @@ fn bad_lines_are_named_or_left_out() {
         (
             "a.jsonl",
             after(b"{\"text\": null}"),
-            ":3: it is not a JSON object with a string as \"text\": invalid type: null, expected a string, column 12",
+            ":3: it is not a JSON object with a string as \"text\": invalid type: null, expected a string, column 13",
         ),
         ("a.jsonl", after(b"{\"text\": \"\xff\"}"), ":3: the line is not UTF-8 at its byte 11"),
         ("a.txt", text, ":4: the line is not UTF-8 at its byte 5"),

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use meshloom::hlo::files;
-use meshloom_train::config::RunConfig;
 use meshloom_models::published::ExportOptions;
+use meshloom_train::config::RunConfig;
 
 use crate::bisect::Bisect;
 use crate::compile::Compile;

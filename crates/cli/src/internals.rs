@@ -9,12 +9,13 @@ use meshloom::compile::Pass;
 
 use crate::COMMON;
 use crate::arguments::{Arguments, Command};
-pub use crate::bisect::inputs::{Draw, read_safetensors, write_safetensors};
+pub use crate::bisect::inputs::{Draw, read_safetensors};
 pub use crate::bisect::program::parts_of;
 pub use crate::bisect::report::{Dimension, Report};
 pub use crate::bisect::search::xla_flags;
 pub use crate::bisect::symptom::{Kind, Symptom, difference, not_finite};
 pub use crate::progress::lines as progress_lines;
+pub use meshloom_models::parameters::to_bytes as write_safetensors;
 
 /// Runs `meshloom bisect` with these words, and passes that may be at fault behind meshloom's.
 ///

@@ -2,7 +2,7 @@
 
 use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
-use meshloom_train::config::{ConfigError, PipelineConfig, PipelineRemat, RunConfig};
+use meshloom_train::config::{ConfigError, PipelineConfig, RunConfig};
 
 use super::Variant;
 use super::plan::schedules_of;
@@ -14,13 +14,10 @@ use super::plan::schedules_of;
 pub(super) fn variants(config: &RunConfig) -> Result<Vec<(Variant, bool)>, ConfigError> {
     let (Some(own), Some(_)) = (&config.pipeline, config.pipeline_options()?) else { return Ok(Vec::new()) };
     let others = splits(own, own.repeats * own.chunks * own.layers_per_stage);
-    let policy = |it: &PipelineConfig| match &it.remat {
-        PipelineRemat::Same => config.remat_policy(),
-        PipelineRemat::Own(policy) => policy.clone(),
-    };
-    let is_whole = |it: &&PipelineConfig| it.schedule.cuts_backward() && policy(it) == RematPolicy::Full;
+    let is_full = |it: &PipelineConfig| it.remat.as_ref().unwrap_or(&config.remat) == &RematPolicy::Full;
+    let is_whole = |it: &&PipelineConfig| it.schedule.cuts_backward() && is_full(it);
     let uncut = others.iter().chain([own]).filter(is_whole);
-    let cut = uncut.map(|other| PipelineConfig { remat: PipelineRemat::Own(RematPolicy::None), ..other.clone() });
+    let cut = uncut.map(|other| PipelineConfig { remat: Some(RematPolicy::None), ..other.clone() });
     let cut: Vec<PipelineConfig> = cut.collect();
     let all = plans(own).into_iter().chain(others).chain(cut);
     Ok(all.map(|it| (it == *own, it)).map(|(is_own, it)| (Variant::Pipeline(Box::new(it)), is_own)).collect())
@@ -58,9 +55,8 @@ fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
             };
             let (repeats, chunks) = if schedule.has_chunks() { (1, parts) } else { (parts, 1) };
             let layers_per_stage = layers_of_stage / parts;
-            // Where stages branch, they skip bubbles and overlap transfers by themselves.
-            let [delay_forwarding, skip_bubbles] =
-                [own.delay_forwarding, own.skip_bubbles].map(|asked| asked && !schedule.branches());
+            // Where stages branch, they overlap transfers by themselves.
+            let delay_forwarding = own.delay_forwarding && !schedule.branches();
             found.push(PipelineConfig {
                 repeats,
                 chunks,
@@ -68,7 +64,6 @@ fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
                 schedule,
                 weights,
                 delay_forwarding,
-                skip_bubbles,
                 ..own.clone()
             });
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshloom::ops::KeyExchange;
 use meshloom_nn::ContextOrder;
-use meshloom_train::config::{PipelineConfig, PipelineRemat, RunConfig};
+use meshloom_train::config::{PipelineConfig, RunConfig};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
@@ -56,12 +56,12 @@ impl Variant {
             Variant::Plan(plan) => plan.settings(),
             Variant::Pipeline(pipeline) => {
                 let mut all = pipeline_settings(pipeline);
-                if let PipelineRemat::Own(policy) = &pipeline.remat {
+                if let Some(policy) = &pipeline.remat {
                     all.push(format!("pipeline.remat={}", policy.name()));
                 }
-                // Where stages branch, these are never on.
+                // Where stages branch, it is never on.
                 if pipeline.schedule.branches() {
-                    all.extend(["delay_forwarding", "skip_bubbles"].map(|key| format!("pipeline.{key}=false")));
+                    all.push("pipeline.delay_forwarding=false".to_owned());
                 }
                 all
             }
@@ -81,8 +81,8 @@ impl fmt::Display for Variant {
             Variant::Pipeline(pipeline) => {
                 write_pipeline(f, pipeline, true)?;
                 match &pipeline.remat {
-                    PipelineRemat::Own(policy) => write!(f, ", remat {}", policy.name()),
-                    PipelineRemat::Same => Ok(()),
+                    Some(policy) => write!(f, ", remat {}", policy.name()),
+                    None => Ok(()),
                 }
             }
             Variant::Sequence(exchange, order) => write!(f, "keys {exchange}, tokens {order}"),

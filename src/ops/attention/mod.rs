@@ -524,8 +524,9 @@ impl Primitive for AttentionGradient {
     }
 }
 
-/// The factors of both ops but those of the widths. `of_queries` says how the loops over groups and queries are split. They
-/// are on all results if they are parallel, and on the cotangents of queries alone if those of keys are sums over them.
+/// The factors of both ops but those of the widths. `of_queries` says how the loops over groups and queries are split.
+/// They are on all results if they are parallel, and on the cotangents of queries alone if those of keys are sums over
+/// them.
 fn factors(
     form: AttentionForm,
     operands: &[&TensorType],

@@ -345,7 +345,7 @@ fn other_states_are_refused() {
         }
     }
     let more = checkpoint.check(&Least { matrix, step }).expect_err("fewer values");
-    assert!(more.to_string().contains("has flags, uneven, wide that the run lacks"), "{more}");
+    assert!(more.to_string().contains("has values flags, uneven and wide that the run lacks"), "{more}");
 
     let mut checkpointer = Checkpointer::new(&config(&directory.path().join("other"), 0), Start::Fresh).expect("one");
     let unnamed = checkpointer.save(about(1), &declared().step, &arrays(1).step).expect_err("no path");

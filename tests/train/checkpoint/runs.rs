@@ -222,7 +222,7 @@ fn other_runs_are_refused_or_warned_of() {
     assert!(matches!(error(&["model.layers=2"]), CheckpointError::Type { .. }));
     assert!(matches!(error(&["model.param_dtype=bf16"]), CheckpointError::Type { .. }));
     let tied = error(&["model.tied_embeddings=true"]).to_string();
-    assert!(tied.contains("optimizer.first.head, optimizer.second.head, params.head that the run lacks"), "{tied}");
+    assert!(tied.contains("optimizer.first.head, optimizer.second.head and params.head that the run lacks"), "{tied}");
     let muon = error(&["train.optimizer=muon"]).to_string();
     assert!(muon.contains("has no optimizer.momentum.layers.attention.wq"), "{muon}");
     // Parameters alone go into any run of the model.

@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use meshloom_models::parameters::to_bytes;
 use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProtoWithConfig};
 use meshloom::hlo::text::{TextOptions, print_with_config};
 use meshloom::pjrt::DebugValue;
+use meshloom_models::parameters::to_bytes;
 use serde_json::{Map, Value, json};
 
 use super::program::Program;

@@ -3,8 +3,6 @@
 use super::section::{Needs, section, tagged};
 use super::value::Bound::{AtLeast, Below, Even, MoreThan, Seconds, UpTo};
 use super::value::{Auto, Bound, choice};
-use crate::families::fields::MOST_LAYERS;
-use crate::families::size::MOST_HEAD_DIM;
 use meshloom::compile::PartitionMode;
 use meshloom::hlo::PlatformKind;
 use meshloom::ir::DType;
@@ -14,6 +12,8 @@ use meshloom::optim::{AdamW, Muon};
 use meshloom::pjrt::ProgramFormat;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
+use meshloom_models::families::MOST_LAYERS;
+use meshloom_models::families::size::MOST_HEAD_DIM;
 use meshloom_nn::{ContextOrder, ExpertExchange};
 
 /// The sizes that a model may have: those of a checkpoint may be anybody's.
