@@ -221,11 +221,10 @@ seq = 8
 batch = 32
 warmup = 1
 learning_rate = 0.02
-epsilon = 1e-2
 "#;
 
 fn config(settings: &[&str]) -> RunConfig {
-    train_steps::config(MODEL, settings)
+    train_steps::config(MODEL, &[settings, &["train.optimizer.epsilon=1e-2"]].concat())
 }
 
 /// Runs a step and returns loss, norm, new parameters and state.

@@ -6,9 +6,11 @@ use half::f16;
 use meshloom::hlo::F8E4M3FN;
 use safetensors::Dtype;
 
-/// Returns the bytes of an element and the function that writes the numbers that elements stand for, or `None` for a
-/// dtype that is not read as numbers.
-pub fn decoder(dtype: Dtype) -> Option<(usize, fn(&[u8], &mut [f32]))> {
+/// A function that writes the numbers that elements stand for.
+pub type Decode = fn(&[u8], &mut [f32]);
+
+/// Returns the bytes of an element and how its numbers are written, or `None` for a dtype that is not read as numbers.
+pub fn decoder(dtype: Dtype) -> Option<(usize, Decode)> {
     Some(match dtype {
         Dtype::F32 => (4, |bytes, out| decode(bytes, out, f32::from_le_bytes)),
         // The upper half of an f32.

@@ -238,9 +238,9 @@ impl RunConfig {
     pub(super) fn validate_sources(&self) -> Result<(), ConfigError> {
         for (section, source) in self.rules.sources() {
             let key = format!("{section}.{}", source.key());
-            let is_given = |other: &&&str| self.origin.places.contains_key(&format!("{section}.{other}"));
-            let others = ["preset", "file", "list"].iter().filter(|other| **other != source.key());
-            if let Some(other) = others.filter(is_given).next() {
+            let is_given = |other: &&str| self.origin.places.contains_key(&format!("{section}.{other}"));
+            let mut others = ["preset", "file", "list"].into_iter().filter(|other| *other != source.key());
+            if let Some(other) = others.find(is_given) {
                 let reason = format!("{section}.{other} is given too; rules come from one of preset, file, list");
                 return Err(error::invalid_described(&key, source.describe(), &reason));
             }
