@@ -185,7 +185,7 @@ pub(super) fn invalid_described(key: &str, value: String, reason: &str) -> Confi
 /// Keys of before, and what to write in place of them.
 const RENAMED: [(&str, &str); 1] = [("data.text", "it is data.sources now, a list: data.sources = [\"file.txt\"]")];
 
-/// `key` is the full path, and `allowed` are the names possible in its last place. `why` follows the key where it is known.
+/// `key` is the full path, and `allowed` are the names possible in its last place. `why` follows the key.
 pub(super) fn unknown_key(place: &Place, key: &str, allowed: &[&str], why: Option<String>) -> ConfigError {
     let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
     let advice = RENAMED.iter().find(|(before, _)| *before == key).map(|(_, advice)| format!(" ({advice})"));

@@ -373,8 +373,9 @@ macro_rules! section_value {
     };
 }
 
-/// Defines a section: its struct, defaults and rows, from one table. A row is `key: type = default => bound; needs`, the
-/// last two if there are any; `key as "name"` is a key of another name than its field. A field behind `beside` is no key.
+/// Defines a section: its struct, defaults and rows, from one table. A row is `key: type = default => bound; needs`;
+/// the last two may be left out. `key as "name"` is a key of another name than its field, and a field behind `beside`
+/// is no key.
 macro_rules! section {
     ($(#[doc = $about:literal])* $name:ident {
         $($(#[doc = $doc:literal])* $key:ident $(as $name_of_key:literal)?: $ty:ty = $default:expr
@@ -417,9 +418,11 @@ macro_rules! section {
 /// Defines a tagged section: an enum, of which each variant has the keys of a kind. With `impl`, the enum is another
 /// crate's, `key @ field` names the field of a key, and variants that are left out cannot be written.
 macro_rules! tagged {
-    ($(#[doc = $about:literal])* $name:ident by $tag:ident { $($(#[doc = $kind_doc:literal])* $kind:ident = $word:literal {
-        $($(#[doc = $doc:literal])* $key:ident: $ty:ty = $default:expr $(=> $bound:expr)?,)*
-    },)* }) => {
+    ($(#[doc = $about:literal])* $name:ident by $tag:ident {
+        $($(#[doc = $kind_doc:literal])* $kind:ident = $word:literal {
+            $($(#[doc = $doc:literal])* $key:ident: $ty:ty = $default:expr $(=> $bound:expr)?,)*
+        },)*
+    }) => {
         $(#[doc = $about])*
         #[derive(Clone, Debug, PartialEq)]
         pub enum $name { $($(#[doc = $kind_doc])* $kind { $($(#[doc = $doc])* $key: $ty,)* },)* }
@@ -444,9 +447,11 @@ macro_rules! tagged {
             },)*
         } }
     };
-    (impl $(#[doc = $about:literal])* $name:ident by $tag:ident { $($(#[doc = $kind_doc:literal])* $kind:ident = $word:literal {
-        $($(#[doc = $doc:literal])* $key:ident @ $field:tt = $default:expr $(=> $bound:expr)?,)*
-    },)* }) => {
+    (impl $(#[doc = $about:literal])* $name:ident by $tag:ident {
+        $($(#[doc = $kind_doc:literal])* $kind:ident = $word:literal {
+            $($(#[doc = $doc:literal])* $key:ident @ $field:tt = $default:expr $(=> $bound:expr)?,)*
+        },)*
+    }) => {
         impl $crate::config::section::Section for $name {
             const ABOUT: &'static str = concat!($($about),*);
             const TAG: Option<&'static str> = Some(stringify!($tag));
