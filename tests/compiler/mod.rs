@@ -17,6 +17,7 @@ mod kernels;
 mod library;
 mod max_flow;
 mod numbers;
+mod pages;
 mod parts;
 mod passes;
 mod properties;
