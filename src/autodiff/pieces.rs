@@ -17,7 +17,7 @@ pub struct WeightsPieces {
 
 impl SplitBackward {
     /// Returns the weights' half in pieces, or `None` if it is more than one loop that carries nothing. The ops before
-    /// the loop, none of which is work, are part of every piece.
+    /// the loop do no work, and are part of every piece.
     ///
     /// # Errors
     /// A part of the loop does not fit, which would be a defect.

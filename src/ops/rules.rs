@@ -27,7 +27,7 @@ pub(super) use refuse_if;
 /// | `derivatives: none` | no result has a tangent, or none that depends on an operand: it is an integer, or a constant |
 /// | `derivatives: refused` | the op is not differentiable, and says so |
 /// | `jvp: linear` | the op itself, applied to the tangents of the operands in which its facts say that it is linear |
-/// | `factors: pointwise` | all tensors have the same dimensions, each of which is a loop of its own |
+/// | `factors: pointwise` | all tensors have the same dimensions; each dimension is a loop of its own |
 /// | `factors: replicated` | every device needs all of every dimension |
 /// | `batch: unchanged` | its attributes say nothing of dimensions that a batch moves |
 /// | `batch: never` | it has no operands, so it is the same for all examples, and batching never gets here |

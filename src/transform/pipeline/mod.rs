@@ -382,7 +382,7 @@ fn into_slots(options: &PipelineOptions, x: Tensor, names: &AxisNames, place: Pl
     label(split, WithAxes::new(names.into()), place)
 }
 
-/// Dimensions without the first ones, of which a tensor that stands for an error has none.
+/// Dimensions without the first ones; a tensor that stands for an error has none.
 fn without_first(dims: &[usize], count: usize) -> &[usize] {
     dims.get(count..).unwrap_or_default()
 }
@@ -404,7 +404,7 @@ fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor, names: &AxisNa
     io.transpose(&order[..]).reshape(x.dims())
 }
 
-/// `[S, M/S, mb, ..]`, the first slot of which was written `late` iterations after the first.
+/// `[S, M/S, mb, ..]`, whose first slot was written `late` iterations after the first.
 fn in_order(options: &PipelineOptions, io: Tensor, late: usize) -> Tensor {
     match late % options.microbatches.div_ceil(options.stages) {
         0 => io,
@@ -427,7 +427,7 @@ fn rows_of_all(names: &AxisNames, all: Tensor, place: Place) -> Tensor {
     label(all, WithAxes::new([&[Name::new(""), names[1]], &other[..]].concat().into()), place)
 }
 
-/// Rows `[S, M, mb, ..]`, of which every stage has all.
+/// Rows `[S, M, mb, ..]`; every stage has all.
 fn rows_of_stages(options: &PipelineOptions, names: &AxisNames, rows: Tensor, place: Place) -> Tensor {
     let spread = on_every_stage(options, by_microbatch(options, rows));
     let other = vec![Name::new(""); spread.rank() - 3];

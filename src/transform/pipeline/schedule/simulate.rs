@@ -71,7 +71,7 @@ pub struct Simulated {
     pub bubble_lockstep: f64,
     /// The part of `makespan_near` that is more than `ideal`.
     pub bubble_near: f64,
-    /// For each stage, the most activations that it holds: in microbatches, each of which takes 1 on a stage that has
+    /// For each stage, the most activations that it holds: in microbatches; each takes 1 on a stage that has
     /// passed it through all its chunks. An item counts from F until its last W; without [`Shape::split`] until B.
     pub peak_memory: Vec<f64>,
     /// `[tick][stage]`: the activations held after the F of the tick.
