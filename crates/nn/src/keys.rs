@@ -134,7 +134,7 @@ impl Keys {
     }
 }
 
-/// Narrow vectors of all positions, of which each device makes keys and values: what is gathered is narrow.
+/// Narrow vectors of all positions. Each device makes keys and values of them, so the gathered values are narrow.
 fn gathered(tokens: &mut TokenPlaces, narrow: Tensor, turned: Tensor) -> MetLatents {
     *tokens = tokens.with_exchange(KeyExchange::Gather);
     let gather = |x: Tensor| x.with_axes_each_way(&ALL_LATENTS, &LATENT);
