@@ -163,7 +163,7 @@ fn pages_quote_what_is_printed() {
                 }
             }
         }
-        assert_eq!(run + left, commands(&page), "{path}: a command stands in a block that nobody runs");
+        assert_eq!(run + left, commands(&page), "{path}: a command stands in a block that is not run");
         if run > 0 {
             quoting.push(path.clone());
         }
