@@ -33,3 +33,4 @@ mod token_order;
 mod trace;
 mod verify;
 mod vmap;
+mod words;
