@@ -117,9 +117,9 @@ fn a_type_name_has_one_meaning_in_its_crate() {
 
 #[test]
 fn taken_words_have_one_meaning() {
-    let mut wrong = Vec::new();
+    let (all, mut wrong) = (crates(), Vec::new());
     for (word, homes, meaning) in TAKEN {
-        for (package, defined) in &crates() {
+        for (package, defined) in &all {
             let files: Vec<&str> = defined.types.get(*word).into_iter().flatten().map(String::as_str).collect();
             match homes.split(' ').any(|home| home == package) {
                 true if files.is_empty() => wrong.push(format!("{word} ({meaning}): not in {package} any more")),
@@ -129,9 +129,7 @@ fn taken_words_have_one_meaning() {
             }
         }
     }
-    for (item, files) in
-        crates().values().flat_map(|defined| &defined.items).filter(|(item, _)| item.contains("preset"))
-    {
+    for (item, files) in all.values().flat_map(|defined| &defined.items).filter(|(item, _)| item.contains("preset")) {
         let others = files.iter().filter(|file| !OF_PRESETS.iter().any(|folder| file.starts_with(folder)));
         wrong.extend(others.map(|file| format!("{item} ({file}): a preset is a list of rules; call it otherwise")));
     }
