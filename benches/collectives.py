@@ -42,7 +42,7 @@ def human(count):
 
 
 def more(kinds, emitted):
-    """The kinds of which more is sent than was emitted, if that is a hundredth of all."""
+    """The kinds that the compiled program sends more of than was emitted, if that is a hundredth of all."""
     found = []
     for kind in kinds:
         change = kind["compiled"]["moved_bytes"] - kind["emitted"]["moved_bytes"]

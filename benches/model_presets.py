@@ -128,7 +128,7 @@ def fitting(binary, preset, chip):
 
 
 def marked(cells):
-    """A row of which what is compiled is bold if it is more than there should be at most."""
+    """A row; the compiler's figure is bold if it is above the most that is allowed."""
     compiled = cells[-1].strip("*")
     is_more = compiled != "-" and float(compiled.split()[0]) > float(cells[-3].split()[0])
     return [*cells[:-1], f"**{compiled}**" if is_more else compiled]

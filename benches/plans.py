@@ -132,7 +132,7 @@ def searched(options, name, case, known):
 # The clock of a TPU v5p, in which libtpu counts: Google Cloud's documentation of the chip, 459 TFLOP/s of four matrix
 # units of 128 x 128 in each of two cores.
 V5P_HZ = 459e12 / (2 * 4 * 2 * 128 * 128)
-# The part of its rates that a kernel is taken to reach of which libtpu says nothing.
+# The part of its rates that a kernel is taken to reach if libtpu states no cycles for it.
 REACHED = 0.8
 
 

@@ -1,7 +1,7 @@
-"""What each compiler option of the presets hides: writes the tables of docs/compiler-options.md.
+"""What each of the chips' compiler options hides: writes the tables of docs/compiler-options.md.
 
-For each chip, a decoder is compiled ahead of time without options, with the chip's preset, and with the preset but for
-one option at a time; then with the preset and other options of published lists (TRIED). `meshloom compile --overlap` says how much of the
+For each chip, a decoder is compiled ahead of time without options, with the chip's options, and without
+one of them at a time; then with them and other options of published lists (TRIED). `meshloom compile --overlap` says how much of the
 transfers is hidden. That needs no hardware, only the plugins:
 
     cargo build --release --bin hlo-dump --bin meshloom
@@ -31,7 +31,7 @@ PIPELINING = [
     "xla_tpu_data_parallel_opt_different_sized_ops=true",
 ]
 
-# Options of published lists that are not in the preset of every chip, by the names that the page gives them.
+# Options of published lists that not every chip has, by the names that the page gives them.
 GROUPS = {
     "pipelining": PIPELINING,
     "fusion": [
@@ -56,7 +56,7 @@ GROUPS = {
     ],
 }
 
-# Groups and single options that are tried beside a chip's preset.
+# Groups and single options that are tried beside a chip's own.
 TRIED = {
     "v5e:2x4": ["fusion", "reductions"],
     "v5p:2x2x2": ["pipelining", "xla_tpu_scoped_vmem_limit_kib=98304"],
@@ -71,7 +71,7 @@ TRIED = {
 
 
 def compiled(binary, target, options, seconds):
-    """The answer of `meshloom compile`; options of None are the preset's."""
+    """The answer of `meshloom compile`; options of None are the chip's."""
     command = [binary, "compile", CONFIG, "--target", target, "--overlap", "--json", "--time-limit", str(seconds)]
     for setting in SIZES:
         command += ["--set", setting]
@@ -96,15 +96,15 @@ def line(name, answer):
 def table(binary, target, seconds):
     """The lines of a target's table."""
     whole = compiled(binary, target, None, seconds)
-    preset = whole["compiler_options"]
-    lines = [line("the preset", whole), line("none", compiled(binary, target, [], seconds))]
+    own = whole["compiler_options"]
+    lines = [line("the chip's options", whole), line("none", compiled(binary, target, [], seconds))]
     print(target, *lines, sep="\n", flush=True)
     # Where all of them together change nothing, none is looked at by itself.
     runs = []
     if lines[0].split("|")[2:] != lines[1].split("|")[2:]:
-        runs = [(f"without `{it}`", [other for other in preset if other != it]) for it in preset]
+        runs = [(f"without `{it}`", [other for other in own if other != it]) for it in own]
     for more in TRIED[target]:
-        runs.append((f"with {more if more in GROUPS else f'`{more}`'} too", preset + GROUPS.get(more, [more])))
+        runs.append((f"with {more if more in GROUPS else f'`{more}`'} too", own + GROUPS.get(more, [more])))
     for name, options in runs:
         try:
             lines.append(line(name, compiled(binary, target, options, seconds)))

@@ -1,4 +1,4 @@
-//! Rows that both sides draw by themselves, and the loss of which falls.
+//! Rows that both sides draw by themselves; their loss falls.
 
 use meshloom::ir::Literal;
 use meshloom_nn::Batch;

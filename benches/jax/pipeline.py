@@ -315,7 +315,7 @@ class Pipeline:
         return jax.tree.map(one, before, now)
 
     def run_by_repeats(self, weights, rows, state):
-        """The sliding window: a loop over repeats, each of which gathers its weights for all stages once."""
+        """The sliding window: a loop over repeats; each repeat gathers its weights for all stages once."""
         config = self.config
 
         def repeat(weights, rows, carry, index):

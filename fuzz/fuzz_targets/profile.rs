@@ -1,4 +1,4 @@
-//! Any bytes as a profile: an error, or calls and programs, of which each is an error or a module.
+//! Any bytes as a profile: an error, or calls and programs; each program is an error or a module.
 
 #![no_main]
 

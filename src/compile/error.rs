@@ -1,4 +1,4 @@
-//! The error of the crate, each variant of which says whose fault it is, and the errors of this module.
+//! The error of the crate, whose variants say whose fault it is, and the errors of this module.
 
 use std::fmt;
 

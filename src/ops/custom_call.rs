@@ -190,7 +190,7 @@ fn shape_with(ty: &TensorType, layout: Option<&MemoryLayout>) -> proto::ShapePro
 impl Primitive for CustomCall {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         refuse_if!(self.target.is_none(), "the target needs a name");
-        refuse_if!(self.results.is_empty(), "it needs a result; one that nobody reads will do");
+        refuse_if!(self.results.is_empty(), "it needs a result; it need not be used");
         for (position, &(result, operand)) in self.aliases.iter().enumerate() {
             let types = (self.results.get(result), operands.get(operand).copied());
             let (Some(result_type), Some(operand_type)) = types else {

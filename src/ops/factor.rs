@@ -99,7 +99,7 @@ impl FactorRule {
         }
     }
 
-    /// The rule of an op whose tensors all have the same dimensions, each of which is a loop of its own.
+    /// The rule of an op whose tensors all have the same dimensions; each dimension is a loop of its own.
     /// Scalars among them take no part.
     pub fn pointwise(operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         FactorRule::aligned(operands, results, |_| FactorKind::Parallel)

@@ -135,7 +135,7 @@ pub enum Effect {
 }
 
 impl Facts<'static> {
-    /// The facts of an op of which nothing else is known.
+    /// The facts of an op that states no others.
     pub const KERNEL: Facts<'static> = Facts {
         class: Class::Kernel,
         linear: Linear::No,

@@ -127,7 +127,7 @@ pub trait Primitive: OpName {
     /// The factor rule, for operands and results of these types.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule;
 
-    /// The batching rule: the results for a batch of examples, from operands at least one of which is batched.
+    /// The batching rule: the results for a batch of examples, from operands; at least one operand is batched.
     ///
     /// # Errors
     /// The batched results have more bytes than can be addressed.

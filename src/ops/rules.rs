@@ -29,7 +29,7 @@ pub(super) use refuse_if;
 /// | `vjp: itself` | the op is its own transpose |
 /// | `jvp: linear` | the op itself, applied to the tangents of the operands in which its facts say that it is linear |
 /// | `jvp: by_definition`, `derivatives: by_definition` | those of its method `define` |
-/// | `factors: pointwise` | all tensors have the same dimensions, each of which is a loop of its own |
+/// | `factors: pointwise` | all tensors have the same dimensions; each dimension is a loop of its own |
 /// | `factors: whole_axis` | as `pointwise`, but every device needs all of dimension `axis` |
 /// | `factors: replicated` | every device needs all of every dimension |
 /// | `batch: unchanged` | its attributes say nothing of dimensions that a batch moves |

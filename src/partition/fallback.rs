@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::ir::{Origin, TensorType};
 
-/// A value of which every device was given a whole dimension, because an op cannot work on its parts.
+/// A value that every device was given a whole dimension of, because an op cannot work on its parts.
 #[derive(Clone, Debug)]
 pub struct Fallback {
     /// Name of the op.

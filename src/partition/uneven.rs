@@ -75,7 +75,7 @@ struct Classes {
     /// For each graph, the number of each value's first dimension.
     first: FxHashMap<*const Graph, Vec<usize>>,
     parent: Vec<usize>,
-    /// The number of which the padded size is a multiple.
+    /// The number that divides the padded size.
     multiple: Vec<usize>,
     /// Whether any spec splits it unevenly.
     uneven: Vec<bool>,

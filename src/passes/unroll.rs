@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::ir::{BodyCache, Graph, GraphBuilder, GraphCopy, NodeRef, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Concatenate, Op, Scan};
 
-/// Writes out scans with an unroll factor: a loop, each round of which runs that many iterations, then the remaining
+/// Writes out scans with an unroll factor: a loop whose rounds run that many iterations each, then the remaining
 /// iterations without a loop. A factor of the length or more leaves no loop.
 ///
 /// Differentiation and the other passes come before, so that they meet one copy of the body.
@@ -77,7 +77,7 @@ fn write_out(builder: &mut GraphBuilder, node: NodeRef<'_>, scan: Scan, map: &mu
     builder.set_origin(outer);
 }
 
-/// A scan each round of which runs `factor` iterations, over a range of the slices that `factor` divides.
+/// A scan whose rounds run `factor` iterations each, over a range of the slices that `factor` divides.
 fn run_loop(
     builder: &mut GraphBuilder,
     scan: &Scan,

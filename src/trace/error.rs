@@ -87,7 +87,7 @@ pub enum InitError {
         number: f64,
     },
     /// Random numbers of this standard deviation.
-    #[error("{} is {ty}, which cannot hold normally distributed numbers of standard deviation {}; declare a floating-point type, and a deviation that is not negative and three of which the type holds", called("parameter", path), number_text(*.deviation))]
+    #[error("{} is {ty}, which cannot hold normally distributed numbers of standard deviation {}; declare a floating-point type, and a deviation that is not negative, and a third of the largest number at most", called("parameter", path), number_text(*.deviation))]
     Normal {
         /// Path of the parameter; empty where it is the only one.
         path: String,
@@ -122,9 +122,9 @@ fn number_text(number: f64) -> String {
 /// The remedy for a number that does not fit.
 fn advice(dtype: DType) -> &'static str {
     if dtype.is_float() {
-        "use a wider element type (of a tensor that there is, by `.convert(..)` first)"
+        "use a wider element type (convert a tensor by `.convert(..)` first)"
     } else {
-        "use an element type that can (of a tensor that there is, by `x.convert(F32)` first)"
+        "use an element type that can (convert a tensor by `x.convert(F32)` first)"
     }
 }
 meshloom_hlo::debug_is_message!(TraceErrorKind);

@@ -352,7 +352,7 @@ impl Key<Tensor> {
         })
     }
 
-    /// Random `u32` bits, of which each element's depend on its layer and its position within the layer. The leading
+    /// Random `u32` bits. Each element's depend on its layer and its position within the layer. The leading
     /// `stacked` dimensions run over layers, from number `first` on.
     #[track_caller]
     pub(super) fn bits_by_layer(self, dims: &[usize], stacked: usize, layers: [u32; 2]) -> Tensor {

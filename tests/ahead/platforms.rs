@@ -204,7 +204,7 @@ pub fn the_explicit_step_compiles_for_64_gpus() {
     assert_eq!(compiled, written);
 }
 
-/// Eight devices of a preset's chip.
+/// Eight devices of a chip.
 fn target(preset: &Preset) -> String {
     match preset.chip {
         "v5e" | "v6e" => format!("{}:2x4", preset.chip),
@@ -214,7 +214,7 @@ fn target(preset: &Preset) -> String {
     }
 }
 
-/// The plugin takes every option of every preset of its chips. One that it does not know it refuses, with its name.
+/// The plugin takes every option of its chips. One that it does not know it refuses, with its name.
 pub fn presets_are_accepted(platform: &str) {
     let of_platform = || PRESETS.iter().filter(|preset| topology(&target(preset)).platform().name() == platform);
     assert!(of_platform().count() >= 4);

@@ -270,7 +270,7 @@ fn made(folder: &Path, host: &[&str]) -> (String, Tls) {
     (said, Tls { authority: Some(read("ca.pem")), identity: Some((read("run.pem"), read("run.key"))) })
 }
 
-/// With certificates, replicas read from each other, and nobody else does: without a certificate, with that of another
+/// With certificates, replicas read from each other, and no one else does: without a certificate, with that of another
 /// authority, without TLS.
 #[test]
 fn certificates_tell_who_is_a_peer() {

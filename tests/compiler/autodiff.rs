@@ -464,7 +464,7 @@ fn recomputed_loops_run_in_their_phase() {
 
 #[test]
 fn recomputation_survives_compilation() {
-    // Two dots forwards and four backwards, of which a full checkpoint computes both forward ones again.
+    // Two dots forwards and four backwards; a full checkpoint computes both forward ones again.
     let all = [
         (RematPolicy::Full, (2, 8)),
         (RematPolicy::None, (1, 6)),

@@ -70,7 +70,7 @@ fn statistics_of_narrow_types_are_computed_in_f32() {
     let count = |dtype| Literal::from_fn(meshloom::ir::TensorType::new(dtype, &[100]), |index| index as f64);
     assert_eq!(values(&count(BF16), |x| x.mean(..)), [49.5]);
     assert_eq!(values(&count(BF16), |x| x.keep_dims().mean(0)), [49.5]);
-    // 833.25, of which bf16 has 8 bits.
+    // 833.25, rounded to the 8 bits of bf16.
     assert_eq!(values(&count(BF16), |x| x.variance(..)), [832.0]);
     let large = Literal::from_fn(meshloom::ir::TensorType::new(F16, &[4]), |_| 60_000.0);
     assert_eq!(values(&large, |x| x.mean(..)), [60_000.0]);

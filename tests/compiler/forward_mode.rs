@@ -84,7 +84,7 @@ fn forward_mode_is_the_transpose_of_reverse_mode() {
             let (h, out) = scan(x[0], x[1], inner);
             vec![h, out]
         }),
-        // Branches, only one of which depends on an input; checkpoints; hand-written rules; calls.
+        // Branches; only one depends on an input; checkpoints; hand-written rules; calls.
         (&[&[3], &[3]], |x| {
             let flag = x[0].sum(..).less(1e3);
             vec![cond(flag, x[0], |h| (h * x[1]).sin(), |h| h), cond(flag, x[0], |h| h.exp(), |_| zeros(F64, [3]))]

@@ -150,7 +150,7 @@ fn values_are_those_of_jax() {
         for (case, stored) in &cases {
             let (own, rest) = tensors.split_at(stored.len());
             tensors = rest;
-            let results = computation(case, key, own).unwrap_or_else(|| panic!("nobody computes case {case}"));
+            let results = computation(case, key, own).unwrap_or_else(|| panic!("case {case} is not computed"));
             counts.push(results.len());
             outputs.extend(results);
         }

@@ -195,7 +195,7 @@ fn positions_that_a_type_cannot_hold_are_refused() {
 #[test]
 fn the_message_says_what_to_do() {
     let error = traced(DType::S32, |x| x * 0.5).expect_err("a half").to_string();
-    let expected = "s32 cannot hold the number 0.5; use an element type that can (of a tensor that there is, by \
+    let expected = "s32 cannot hold the number 0.5; use an element type that can (convert a tensor by \
                     `x.convert(F32)` first) (at numbers.rs:";
     assert!(error.replace("tests/compiler/", "").replace("compiler/", "").starts_with(expected), "{error}");
     let error = traced(DType::F16, |x| x + 1e-8).expect_err("nothing is left of it").to_string();

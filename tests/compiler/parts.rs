@@ -14,7 +14,7 @@ fn traced<I: Inputs>(inputs: I, f: impl FnOnce(<I::Specs as MapTree<Tensor>>::Ma
     function.graph().as_ref().clone()
 }
 
-/// Two lists of results of one graph, of which the second is that of plain formulas.
+/// Two lists of results of one graph; the second is that of plain formulas.
 #[track_caller]
 fn equal(graph: &Graph, bound: f64) {
     let input = |(index, ty): (usize, &TensorType)| {

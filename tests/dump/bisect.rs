@@ -225,7 +225,7 @@ fn what_ends_the_process_is_found() {
     insta::assert_snapshot!("crash", summary);
 }
 
-/// Two replicas of which one sends and waits, and the other does something else. Computations share names, as in text
+/// Two replicas: one sends and waits, and the other does something else. Computations share names, as in text
 /// for people.
 const HANG: &str = "HloModule hang, replica_count=2
 

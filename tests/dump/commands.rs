@@ -607,7 +607,7 @@ fn ways_to_split_a_sequence_are_compared() {
     assert_eq!(ways[0]["scores"]["busiest"], (4 * 12 + 10) * 128 * 128);
     assert_eq!(ways[1]["scores"]["mean"], f64::from(16 * 17 / 2 * 128 * 128 / 4));
     // A ring sends one part of cotangents more, whatever the order. Where keys are gathered, so are the places that an
-    // order gives them, once: numbers of 4 bytes for 8 rows of 2048 tokens, three quarters of which come from others.
+    // order gives them, once: numbers of 4 bytes for 8 rows of 2048 tokens; three quarters come from others.
     let sent = |way: &Value| -> u64 {
         let of_context = |it: &&Value| it["axes"] == serde_json::json!(["context"]);
         let traffic = way["traffic"].as_array().expect("a list").iter().filter(of_context);

@@ -100,7 +100,7 @@ fn the_schedule_of_a_config_is_drawn() {
     assert!(!page.contains("Inferred."));
     assert!(page.contains("<title>stage 1, iteration 5, forward: microbatch 0 in repeat 1</title>"));
     assert!(page.contains("<title>stage 0, iteration 8, backward: bubble</title>"));
-    assert!(page.contains("of which <b>1 bubble</b> (11.1 %)"));
+    assert!(page.contains("including <b>1 bubble</b> (11.1 %)"));
 }
 
 const PROFILE: &str = "tests/foreign/profile/scan_remat.cpu.xplane.pb";

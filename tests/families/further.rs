@@ -23,7 +23,7 @@ pub const FOLDER: &str = "tests/oracle/further";
 pub fn golden() -> Golden {
     let published = Published::open(&support::path(FOLDER)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(published.further.len(), 2);
-    assert!(published.architecture.further.is_empty(), "nobody has asked for them");
+    assert!(published.architecture.further.is_empty(), "no key asks for them");
     Golden {
         case: "further",
         published: published.predicting_further(true),

@@ -267,7 +267,7 @@ fn whole_logits(run: Run, golden: &Golden, decoder: &DecoderConfig, rows: &[Vec<
     run(&emitted(function.graph()), &[params.leaves(), batch.leaves()].concat())[0].to_f64_vec()
 }
 
-/// Checks the logits of rows of which a part is a prompt, padded to a length, with a cache of so many tokens.
+/// Checks the logits of rows that begin with a prompt, padded to a length, with a cache of so many tokens.
 fn check_logits(run: Run, golden: &Golden, rows: &[Vec<i32>], prompts: &[usize], [length, capacity]: [usize; 2]) {
     let (case, decoder) = (golden.case, golden.decoder());
     let vocab = decoder.architecture.vocab;

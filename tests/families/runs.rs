@@ -30,7 +30,7 @@ const PIPELINE: [&str; 4] =
 /// The same pipeline, with the loss in its loop.
 const IN_LOOP: [&str; 5] = [PIPELINE[0], PIPELINE[1], PIPELINE[2], PIPELINE[3], "pipeline.schedule=1f1b"];
 
-/// A model whose layers are one stack, of which the pipeline above has a part; and one of dense and routed layers,
+/// A model whose layers are one stack, which the pipeline above has a part of; and one of dense and routed layers,
 /// which takes longer to compile.
 pub const RUN_CASES: [&str; 2] = ["qwen3", "deepseek_v3"];
 

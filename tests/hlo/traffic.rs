@@ -229,7 +229,7 @@ fn sums_are_of_one_branch_of_each_conditional() {
     }
     let found = Known::of(STREAMING).over("slow");
     assert_eq!(found.execution_bounds(), Bounds { least: 0, most: Some(1) });
-    assert_eq!(found.executions(), Amount::AtMost(1), "three branches, of which one runs");
+    assert_eq!(found.executions(), Amount::AtMost(1), "three branches: one runs");
     let within: Vec<_> = found.entries.iter().map(|entry| entry.branches.len()).collect();
     assert_eq!(within, [2, 2, 2], "the switch is in a branch itself");
     let names: Vec<_> = found.conditionals.iter().map(|it| it.branches.join("|")).collect();

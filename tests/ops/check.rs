@@ -500,7 +500,7 @@ fn modules_are_those_of_the_snapshots() {
     let folder = support::path("hlo_snapshots/ops");
     for file in std::fs::read_dir(folder).expect("the snapshots") {
         let file = file.expect("a file").file_name().into_string().expect("a name");
-        assert!(names.contains(&file) || !file.ends_with(".snap"), "{file} is nobody's snapshot");
+        assert!(names.contains(&file) || !file.ends_with(".snap"), "no test writes the snapshot {file}");
     }
 }
 

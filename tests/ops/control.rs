@@ -65,7 +65,7 @@ pub fn while_loop() -> Entry {
             "f64[2]",
             "while(s32[], f64[2], s32[], f64[2]): it has no gradient in reverse",
         )
-        .without_gradient("nobody knows how many residuals there will be")
+        .without_gradient("the number of residuals is not known")
 }
 
 /// The loop over its last carry alone.

@@ -348,7 +348,7 @@ def options():
 def modules():
     """Yields (name, serialized HloModuleProto, XLA's text of it)."""
     jax.config.update("jax_enable_x64", True)
-    # The paths of the machine that made the golden files are nobody's business.
+    # The paths of the machine that made the golden files are left out.
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
 
     def entry(name, serialized):

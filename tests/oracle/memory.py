@@ -79,7 +79,7 @@ def unknown_loop(x):
 
 
 def conditional_sums(which, x):
-    """A sum over two of eight devices, after 0 to 3 of which the next branch stops."""
+    """Sums over two of eight devices; the next branch stops after 0 to 3 sums."""
 
     def sums(count):
         def body(x):

@@ -78,7 +78,7 @@ def run(optimizer, schedule, start, curvature, target):
         consistent_rms=SETTINGS["rms"],
         muon_weight_dimension_numbers=matrices,
     )
-    # Muon's own optimizer of what is no matrix has Nesterov's momentum; ours is plain AdamW.
+    # Muon's own optimizer has Nesterov's momentum for parameters that are not matrices; ours is plain AdamW.
     parts = [(adamw, [path for path in start if path not in matrices]), (muon, list(matrices))]
     params = dict(start)
     states = [optimizer.init({path: params[path] for path in paths}) for optimizer, paths in parts]

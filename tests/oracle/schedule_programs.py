@@ -45,7 +45,7 @@ def one_forward_one_backward(mesh):
         nothing = jnp.zeros(x.shape[1:], f32)
 
         def turn(since):
-            """Whether it is that of a microbatch, and of which."""
+            """Whether it is that of a microbatch, and its number."""
             return (since >= 0) & (since < 2 * MICROBATCHES) & (since % 2 == 0), jnp.clip(since // 2, 0, MICROBATCHES - 1)
 
         def tick(carried, t):

@@ -45,7 +45,7 @@ fn literals() -> Vec<Literal> {
     vec![which, times, float(1), float(2), float(3)]
 }
 
-/// Ticks in each of which a stage does nothing, multiplies (with a sum over what splits the inner dimension), or makes
+/// Ticks: in each a stage does nothing, multiplies (with a sum over what splits the inner dimension), or makes
 /// a gradient, partial over the rows' axis, and adds it up so often; results go on from stage to stage.
 fn program(inputs: Inputs<Tensor>) -> (Tensor, Tensor) {
     let Inputs { which, times, x, w, sums } = inputs;

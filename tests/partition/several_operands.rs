@@ -56,7 +56,7 @@ fn packed_parts_are_rows_of_a_matrix() {
     agree(&mesh, &cases("partition packed parts by XLA", 1, ops));
 }
 
-/// Single operands of which the plugin gets a matrix.
+/// Single operands that the plugin gets as a matrix.
 #[test]
 fn single_operands_in_other_forms() {
     let mesh = mesh("a=2,b=2,c=2");
@@ -91,7 +91,7 @@ fn single_operands_in_other_forms() {
     }
 }
 
-/// A collective over three axes in two levels, of which the minor one has as many devices as a slice's first dimension,
+/// A collective over three axes in two levels; the minor level has as many devices as a slice's first dimension,
 /// or nearly; an all-gather also in three.
 #[test]
 fn levels_of_several_axes() {

@@ -15,7 +15,7 @@ use support::program::test_alone;
 const OBJECT: &[u8] = b"an object";
 const NAMES: &[&str] = &["some/plugin.so", "tools/run"];
 
-/// A wheel on disk with two files in it, one of which can be run, and its row of the table.
+/// A wheel on disk with two files in it, one of them a program, and its row of the table.
 fn wheel(folder: &Path) -> (PathBuf, Package) {
     let path = folder.join("some-1.0-py3-none-any.whl");
     let mut archive = zip::ZipWriter::new(File::create(&path).expect("a file"));

@@ -24,7 +24,7 @@ use support::plugins::{cpu_clients, cpu_plugins};
 /// Options, and a part of the refusal; none where they are possible, or for the plugin to judge.
 type Cases<O> = Vec<(O, Option<&'static str>)>;
 
-/// Two inputs and three outputs, one of which has a type of its own.
+/// Two inputs and three outputs; one output has a type of its own.
 fn program() -> Graph {
     let spec = || TensorSpec::new(DType::F32, [8, 4]).with_axes(&["batch", ""]);
     let function = Function::trace("f", (spec(), spec()), |(a, b)| (a + b, a * b, a.sum(..)));

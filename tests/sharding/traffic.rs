@@ -150,7 +150,7 @@ impl Sizes {
             }
             add(ReduceScatter, "tensor", Forward, false, 1, stream);
             add(ReduceScatter, "tensor", of_loss, false, 1, stream);
-            // The gradients of weights need what the blocks have read, of which each device kept its part.
+            // The gradients of weights need the values that the blocks have read; each device kept its part.
             add(AllGather, "tensor", Backward, true, 2, 2 * stream / tensor);
         } else if tensor > 1 {
             for phase in [Forward, Backward] {

@@ -183,7 +183,7 @@ fn a_killed_run_goes_on_with_the_same_bits() {
         let stderr = stderr_of(run.start(&program));
         println!("series {series}: {kills:?}");
         assert_eq!(run.newest(), Some(steps_of_run()), "{stderr}");
-        assert_eq!(run.lines(), expected, "series {series}: the metrics are not those of the run that nobody killed");
+        assert_eq!(run.lines(), expected, "series {series}: the metrics are not those of the run that was not killed");
         assert!(final_values(&run) == last, "series {series}: the last state is another");
     }
     println!("seed {seed}, {series} series of {} steps: {kills:?}", steps_of_run());

@@ -64,7 +64,7 @@ fn bytes(arrays: &[Array]) -> [u64; 2] {
 #[track_caller]
 fn expect_little_more(what: &str, growth: u64, arrays: &[Array]) {
     let [all, largest] = bytes(arrays);
-    println!("{what}: {growth} bytes for {all} on the devices, the largest part of which has {largest}");
+    println!("{what}: {growth} bytes for {all} on the devices, in parts of at most {largest}");
     assert!(growth < all + 8 * largest + (32 << 20), "{what}: {growth} bytes for {all}, at most {largest} in a part");
 }
 

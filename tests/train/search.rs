@@ -458,7 +458,7 @@ fn what_is_offloaded_takes_the_link_and_not_the_memory() {
     assert!(save.bytes > full.bytes + kept, "{} {} {kept}", save.bytes, full.bytes);
     assert!(offload.bytes < full.bytes + kept / 4, "{} {} {kept}", offload.bytes, full.bytes);
     assert!(time(&offload).computing < time(&full).computing, "{offload:?} {full:?}");
-    // H100's link, of which programs reach 75 %.
+    // H100's link; programs reach 75 % of its rate.
     let seconds = kept as f64 / (0.75 * 64e9);
     for direction in [FROM_HOST, TO_HOST] {
         let transfer = time(&offload).transfers.iter().find(|it| it.axes == direction).expect(direction);

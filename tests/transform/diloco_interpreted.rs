@@ -157,7 +157,7 @@ fn inner_muon() {
     check(&["mesh.axes=diloco=2,fsdp=2,tensor=2", muon], &Plain::new(&[muon], ROWS), &[]);
 }
 
-/// Replicas that are pipelines: repeats are cut, of which each has one layer of every stage.
+/// Replicas that are pipelines: repeats are cut; each has one layer of every stage.
 #[test]
 fn replicas_that_are_pipelines() {
     let mesh = ["mesh.axes=diloco=2,stage=2,fsdp=2", "pipeline.repeats=2", "pipeline.microbatches=2"];

@@ -258,7 +258,7 @@ fn pipelines_send_the_same_share_of_every_stage() {
     }
 }
 
-/// Replicas of DiLoCo, each of which is partially sharded data parallel with microbatches.
+/// Replicas of DiLoCo; each is partially sharded data parallel with microbatches.
 #[test]
 fn with_partially_sharded_replicas() {
     let settings = &["mesh.axes=diloco=2,replica=2,fsdp=2", "train.microbatches=2"];

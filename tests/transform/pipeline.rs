@@ -213,7 +213,7 @@ fn one_forward_one_backward() {
     }
 }
 
-/// Numbers of microbatches, some of which fill the slots of this many stages, and some do not.
+/// Numbers of microbatches: some fill the slots of this many stages, and some do not.
 fn numbers_of_microbatches(stages: usize) -> [usize; 4] {
     [stages, stages + 1, 2 * stages + 1, 3 * stages]
 }

@@ -15,7 +15,7 @@ use meshloom::transform::pipeline::{PipelineOptions, Schedule, Timeline, WeightP
 use support::cases::cases;
 use support::eight_devices::compile;
 
-/// Bytes of a matrix of one layer, of which each stage has one.
+/// Bytes of a matrix of one layer; each stage has one.
 const MATRIX: u64 = (EMBED * HIDDEN * 4) as u64;
 
 fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPlan) -> PipelineOptions {
@@ -292,7 +292,7 @@ fn one_forward_one_backward_keeps_few_microbatches() {
         // Carried without the dimension of the stages.
         let kept = vec![2 * stages - 1, rows, LENGTH, EMBED];
         assert_eq!(carried.iter().filter(|dims| **dims == kept).count(), 1, "{case}: {carried:?}");
-        // Inputs, of which each stage has its part, are all else that grows with the number of microbatches.
+        // Inputs, which each stage has its part of, are all else that grows with the number of microbatches.
         let io = vec![1, microbatches / stages, rows, LENGTH, EMBED];
         let slots = |dims: &[usize]| (dims.len() >= 4).then(|| dims[dims.len() - 4]);
         let grows = |dims: &&Vec<usize>| slots(dims).is_some_and(|slots| slots > 2 * stages - 1);

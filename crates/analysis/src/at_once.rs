@@ -87,7 +87,7 @@ fn most_at_once(actives: &[Active], enough: usize) -> usize {
     most.min(enough)
 }
 
-/// Returns the largest sum over entries of which none needs another, if it is less than `enough`.
+/// Returns the largest sum over entries that do not need each other, if it is less than `enough`.
 fn most_of(actives: &[Active], some: &[usize], enough: usize) -> usize {
     let Some((&last, earlier)) = some.split_last() else { return 0 };
     let Active { inside, needed, .. } = &actives[last];

@@ -199,7 +199,7 @@ impl Strides {
         }
         strides.retain(|&(size, _)| size > 1);
         strides.sort_unstable_by_key(|&(_, stride)| stride);
-        // Strides of which one begins where another ends are one, as the parts of an axis are the axis.
+        // Two strides are one if the second begins where the first ends, as the parts of an axis are the axis.
         strides.dedup_by(|next, last| {
             let is_one = last.0.checked_mul(last.1) == Some(next.1);
             if is_one {

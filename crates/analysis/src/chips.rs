@@ -299,7 +299,7 @@ impl Chip {
     }
 
     /// Operations per second of one device's matrix units. A type without a rate of its own runs at the rate of the
-    /// next larger type: 8-bit floating point as bf16, and `f32` on TPUs in passes of bf16, of which XLA makes one
+    /// next larger type: 8-bit floating point as bf16, and `f32` on TPUs in passes of bf16; XLA makes one pass
     /// unless it is asked for more precision.
     pub fn matrix_rate(&self, arithmetic: Arithmetic) -> Option<f64> {
         self.of_a_device(match arithmetic {

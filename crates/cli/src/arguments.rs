@@ -248,7 +248,7 @@ Examples:
       Spreads parameters and cache over devices, by the rules of the run
   meshloom generate Llama-3.2-1B --prompt \"The capital of France is\" --set model.compute_dtype=bf16")]
 pub struct Generate {
-    /// The folder of a published model, a checkpoint, or a directory of checkpoints, of which the newest is taken
+    /// The folder of a published model, a checkpoint, or a directory of checkpoints: the newest is taken
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
     /// A text to continue; may be given more than once [default: "It was "]
@@ -337,7 +337,7 @@ Examples:
       Writes config.json, safetensors and the files of the published model that the run started from
   meshloom export checkpoints/step-00000120 exported --dtype f32")]
 pub struct Export {
-    /// A checkpoint, or a directory of checkpoints, of which the newest is taken
+    /// A checkpoint, or a directory of checkpoints: the newest is taken
     #[arg(value_name = "CHECKPOINT_DIR")]
     pub checkpoint: PathBuf,
     /// The folder to write to; it must have no weights
@@ -387,7 +387,7 @@ Examples:
   meshloom config --config examples/configs/psdp.toml
       Prints what a config says, and where it differs from the defaults
   meshloom config --resolved --set target.topology=v5p:2x2x2
-      Prints the config with what follows from the chip: its compiler options, each of which can be changed
+      Prints the config with what follows from the chip: its compiler options; each can be changed
   meshloom config --defaults --format toml > run.toml
       Writes a config of all defaults, with comments, to start from")]
 pub struct Config {

@@ -95,7 +95,7 @@ pub struct ProcessFlags {
     /// which everybody is trusted
     #[arg(long)]
     pub insecure: bool,
-    /// Network interface of this host for MPI and NCCL, which ask nobody who connects: needed where processes are on
+    /// Network interface of this host for MPI and NCCL, which let anybody connect: needed where processes are on
     /// several hosts, in a network in which everybody is trusted
     #[arg(long, value_name = "INTERFACE")]
     pub trusted_network: Option<String>,

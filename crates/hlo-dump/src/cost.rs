@@ -181,7 +181,7 @@ fn print_total(cost: &ModuleCost) {
     line(&format!("bytes sent           {}", output::bytes(total.link_bytes)));
     if total.cycles > 0 {
         let cycles = output::count(total.cycles as f64);
-        line(&format!("cycles               {cycles}, as the compiler estimates the kernels of which it says so"));
+        line(&format!("cycles               {cycles}, the compiler's estimate, for the kernels that have one"));
     }
     if let Some(Roofline { chip, seconds: parts, serial_seconds, overlapped_seconds, bound }) = &cost.roofline {
         let (compute, memory, link) = (seconds(parts.compute), seconds(parts.memory), seconds(parts.link));

@@ -11,7 +11,7 @@
 //! collective-permute 0>1,1>0 over 0 of 2x4 in 2 processes
 //! ```
 //!
-//! Devices are numbered along the axes of the mesh, the first of which is the most major, and lie in the processes in
+//! Devices are numbered along the axes of the mesh, the most major first, and lie in the processes in
 //! that order, the same number in each.
 
 use std::fmt;

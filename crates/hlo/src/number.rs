@@ -27,8 +27,8 @@ fn without_trailing_zeros(text: &str) -> &str {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text }
 }
 
-/// Appends "nan", "inf" or their negatives; false if `value` is finite. `bits` are those of `value` in its own type, of
-/// which the lowest are the mantissa.
+/// Appends "nan", "inf" or their negatives; false if `value` is finite. `bits` are those of `value` in its own type;
+/// the lowest are the mantissa.
 fn write_special(out: &mut String, value: f64, bits: u64, mantissa_bits: u32) -> bool {
     if value.is_finite() {
         return false;

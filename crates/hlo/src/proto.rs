@@ -4,7 +4,7 @@
 //! Fields and their meaning are documented in the `.proto` files. Maps are `BTreeMap`, so that a message encodes to
 //! the same bytes every time; large fields that few instructions carry are boxed.
 //!
-//! A program has millions of instructions, and an instruction has a hundred fields, of which any opcode uses few. The
+//! A program has millions of instructions, and an instruction has a hundred fields; any opcode uses few. The
 //! rare ones are in [`HloInstructionDetails`], out of line. The encoded bytes are the same, and code uses these fields
 //! as if they were the instruction's own, except in struct literals.
 

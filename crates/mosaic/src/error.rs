@@ -30,7 +30,7 @@ pub enum KernelError {
         axis: usize,
         /// The size of a block there.
         size: usize,
-        /// The number of which it must be a multiple.
+        /// The number that must divide it.
         tile: usize,
     },
     /// There are more prefetched numbers than scalar memory holds.

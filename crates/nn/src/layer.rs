@@ -160,7 +160,7 @@ impl Angles {
 /// scalar `f32`.
 pub type LayerLoss = Option<Tensor>;
 
-/// The sum of two losses, each of which may be missing.
+/// The sum of two losses; either may be missing.
 pub(super) fn added(total: LayerLoss, loss: LayerLoss) -> LayerLoss {
     match (total, loss) {
         (Some(total), Some(loss)) => Some(total + loss),

@@ -48,7 +48,7 @@ impl DecoderConfig {
     /// All layers over the residual stream `x` `[batch, length, embed]`, under the remat policy; and the mean of the
     /// layers' own losses, if they have any. The same elements drop, scanned or not, recomputed or not.
     ///
-    /// Not for a config with a pipeline, of which the parameters have another form.
+    /// A config with a pipeline has parameters of another form, and cannot use it.
     pub fn layer_stack(
         &self,
         x: Tensor,

@@ -122,7 +122,7 @@ impl Rope {
     }
 }
 
-/// A frequency of which the share `kept` stays and the rest is divided by the factor.
+/// A frequency: the share `kept` stays, and the rest is divided by the factor.
 fn mixed(frequency: f64, factor: f64, kept: f64) -> f64 {
     kept * frequency + (1.0 - kept) * frequency / factor
 }

@@ -80,7 +80,7 @@ impl Runs {
         }
     }
 
-    /// Layers of which neighbours may be alike.
+    /// Layers; neighbours may be alike.
     fn add_layers(&mut self, layers: &[LayerConfig]) {
         for alike in layers.chunk_by(|one, next| one == next) {
             match (alike, self.scanned) {

@@ -1,4 +1,4 @@
-//! Orders of the tokens of a row, of which each device has a part.
+//! Orders of the tokens of a row when each device has a part of it.
 //!
 //! A query of causal attention sees the keys before it. If devices have contiguous parts of a row, the one with the
 //! last part computes almost twice the mean of all. So tokens may be dealt out in another order. Targets, weights,
@@ -65,7 +65,7 @@ impl TokenOrder {
         self.order == ContextOrder::Natural
     }
 
-    /// The number of which the length of a row must be a multiple.
+    /// The number that must divide the length of a row.
     pub fn multiple(self) -> usize {
         match self.order {
             ContextOrder::Natural => 1,

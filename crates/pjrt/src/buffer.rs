@@ -212,7 +212,7 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A copy to the host under way. The plugin writes into `bytes` until the event: nobody reads or frees them before.
+/// A copy to the host under way. The plugin writes into `bytes` until the event; neither read nor free them before.
 pub struct HostCopy {
     event: Option<Event>,
     ty: TensorType,

@@ -253,7 +253,7 @@ pub(super) fn with_threads<T>(needed: usize, create: impl FnOnce() -> T) -> (T, 
     (created, needed)
 }
 
-/// The number of threads that XLA's CPU client needs for a program on this number of devices, each of which is in at
+/// The number of threads that XLA's CPU client needs for a program on this number of devices; each device is in at
 /// most this number of collectives at once ([`collectives_at_once`](meshloom_analysis::collectives_at_once)).
 ///
 /// A device that waits in a collective blocks a thread of a pool that all devices share. XLA has a thread for each

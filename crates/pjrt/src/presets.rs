@@ -52,7 +52,7 @@ const fn gpu(chip: &'static str) -> Preset {
     Preset { chip, kind: PlatformKind::Cuda, options: GPU }
 }
 
-/// All presets, one for each chip. A v5e has no SparseCores, and on a tpu7x libtpu takes them without being told.
+/// The options of all chips. A v5e has no SparseCores, and on a tpu7x libtpu takes them without being told.
 pub const PRESETS: &[Preset] = &[
     tpu("v5e", &[REDUCTIONS_STAY]),
     tpu("v5p", SPARSE_CORES),

@@ -89,7 +89,7 @@ impl Record {
     }
 
     /// Checks that files are as in the wheel. A file whose times, size and place are as when it was last checked is not
-    /// read again: nobody can set the time at which a file was changed. That holds as well, within a process, for one
+    /// read again: no call sets the time at which a file was changed. That holds as well, within a process, for one
     /// that was found to be another: a search asks for it several times.
     fn check(&self, root: &Path, files: &[(String, PathBuf)]) -> Result<(), PjrtError> {
         let stamps_path = root.join(STAMPS);

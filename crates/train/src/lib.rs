@@ -20,7 +20,7 @@
 //! By default a [`Trainer`] trains a decoder on text. [`Model`] and [`Dataset`] say what it needs of any
 //! other model and its data; the example `vision_transformer` has one.
 //!
-//! The modules, each of which names only those above it (`error` aside, whose type wraps all errors above it):
+//! The modules. Each names only those above it (`error` aside, whose type wraps all errors above it):
 //!
 //! | module | contents |
 //! |---|---|

@@ -191,7 +191,7 @@ fn move_rare_fields(file: &mut FileDescriptorProto) -> Result<Vec<String>, Box<d
     Ok(tags)
 }
 
-/// Adds the pointer to the details to the generated struct. To prost it is a oneof: fields of which some are there, which a type of
+/// Adds the pointer to the details to the generated struct. To prost it is a oneof: any of its fields may be there, which a type of
 /// ours reads and writes.
 fn add_details(code: &str, tags: &[String]) -> Result<String, Box<dyn Error>> {
     if code.matches(INSTRUCTION).count() != 1 {

@@ -13,7 +13,7 @@ pub(super) enum Residual {
     Computed(usize),
 }
 
-/// The residuals in the builder, from the op's operands and the results of its forward half, the last of which are the
+/// The residuals in the builder, from the op's operands and the results of its forward half; the last of them are the
 /// computed residuals.
 pub(super) fn residual_values(
     residuals: &[Residual],

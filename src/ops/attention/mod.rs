@@ -47,7 +47,7 @@ pub const LOWEST: f64 = -1e25;
 pub enum PlaceOrder {
     /// Query `i` and key `i` stand at place `i`: the pairs that see each other are known when the program is compiled.
     Index,
-    /// Places are data, as in a sequence of which each device has a part.
+    /// Places are data, as in a sequence that is split over devices.
     Any,
 }
 

@@ -1,7 +1,7 @@
 //! Elementwise functions that not every XLA has an opcode for, as instructions that every XLA has.
 //!
 //! They are ops all the same: a graph shows one node, and their gradients are those of the functions and not of the
-//! formulas below, some of which are exact only where they are selected.
+//! formulas below; some formulas are exact only where they are selected.
 
 use super::{Direction, UnaryKind};
 use crate::ir::{DType, TensorType};

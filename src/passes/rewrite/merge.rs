@@ -22,7 +22,7 @@ use crate::ops::Scan;
 ///   as moving it outside would.
 pub(crate) const MERGE: Rewrite = Rewrite { merge: true, ..Rewrite::NOTHING };
 
-/// The bodies met so far, no two of which are equal.
+/// The bodies met so far; no two are equal.
 #[derive(Default)]
 pub(super) struct Distinct(FxHashMap<u64, SmallVec<[Arc<Graph>; 1]>>);
 

@@ -149,7 +149,7 @@ impl Rules {
         self
     }
 
-    /// The same rules, which may or may not split a dimension that its axes do not divide: into parts of which the last
+    /// The same rules, which may or may not split a dimension that its axes do not divide: into parts; the last
     /// are not full, or empty. By default they may not.
     #[must_use]
     pub fn with_uneven(mut self, uneven: bool) -> Rules {

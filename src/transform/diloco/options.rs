@@ -158,7 +158,7 @@ pub enum DilocoError {
         path: String,
         /// Dimensions that it has.
         rank: usize,
-        /// Dimensions of which the layout speaks.
+        /// Dimensions that the layout names.
         found: usize,
     },
     /// No parameter has a leading dimension over layers.

@@ -81,7 +81,7 @@ impl Diloco {
         (state, behind(outputs, output))
     }
 
-    /// The k steps until a fragment has come in, of which the last `tau` run while it is sent.
+    /// The k steps until a fragment has come in; the last `tau` run while it is sent.
     #[track_caller]
     fn one_sync<S, B, O>(&self, state: State<S>, batches: B, cut: Cut, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
     where

@@ -13,7 +13,7 @@ pub(super) type Needs = BTreeMap<(PathBuf, PathBuf), BTreeSet<String>>;
 /// The words in front of the name of an item.
 const ITEMS: [&str; 9] = ["const", "enum", "fn", "mod", "static", "struct", "trait", "type", "union"];
 
-/// A crate: its modules, the first of which is the crate itself.
+/// A crate: its modules; the first is the crate itself.
 #[derive(Default)]
 pub(super) struct Names {
     modules: Vec<Module>,

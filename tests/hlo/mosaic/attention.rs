@@ -54,7 +54,7 @@ impl Input {
         let (query, key) = (array(of.heads, of.queries, of.width), array(of.kv_heads, of.keys, of.width));
         let value = array(of.kv_heads, of.keys, of.value_width);
         let cotangent = array(of.heads, of.queries, of.value_width);
-        // Long runs of equal segments, some of which only queries or only keys have.
+        // Long runs of equal segments; only queries or only keys have some of them.
         let mut segments = |length: usize, offset: usize| -> Vec<f64> {
             let run = length / 3 + 1;
             (0..of.batch)

@@ -12,7 +12,7 @@ const SHARD: &str = "shard-00003-of-00008.safetensors";
 const MANIFEST: &str = "manifest.json";
 const SUMS: &str = "SHA256SUMS";
 
-/// The same checkpoints for each case, the older one of which is always fit.
+/// The same checkpoints for each case; the older one is always fit.
 struct Directory {
     scratch: tempfile::TempDir,
     newest: PathBuf,

@@ -260,7 +260,7 @@ fn child_of<'a>(command: &'a mut Command, directory: &Path, dies_after: usize) -
         .env(DIES_AFTER, dies_after.to_string())
 }
 
-/// A process that dies after any of the writer's phases leaves complete checkpoints, the newest of which is the last
+/// A process that dies after any of the writer's phases leaves complete checkpoints; the newest is the last
 /// that got its name; the next process tidies up and goes on.
 #[test]
 fn a_process_may_die_after_any_phase() {

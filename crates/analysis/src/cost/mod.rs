@@ -238,7 +238,7 @@ pub struct Assumptions {
     /// Whether the module had too many ways to keep apart ([`Walk::is_merged`]): an entry then represents all
     /// executions of an instruction, and sums include all branches.
     pub merged: bool,
-    /// Custom calls of which only the bytes are counted.
+    /// Custom calls whose bytes alone are counted.
     pub unknown_calls: Vec<UnknownCall>,
 }
 

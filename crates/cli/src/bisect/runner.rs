@@ -143,7 +143,7 @@ impl Runner {
             time_limit: self.time_limit,
             find: FindOptions { path: Some(plugin.path.clone()), ..FindOptions::default() },
             worker: self.worker.clone(),
-            // The settings of this variable are among the options, each of which may be left out.
+            // The settings of this variable are among the options; each may be left out.
             without_variables: vec!["XLA_FLAGS".to_owned()],
         };
         let topology = Topology::parse(&format!("cpu:{}", program.device_count()))?;

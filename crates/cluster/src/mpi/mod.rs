@@ -225,7 +225,7 @@ enum Held {
     Sent(#[expect(dead_code, reason = "MPI reads it")] Bytes),
 }
 
-/// Messages of which some are still under way.
+/// Messages; some are still under way.
 struct UnderWay<'a> {
     world: &'a World,
     requests: Vec<Handle>,

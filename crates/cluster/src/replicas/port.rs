@@ -120,7 +120,7 @@ impl Door {
             let idle = || connections.iter().position(|other| other.streams.load(Ordering::Acquire) == 0);
             let Some(place) = stranger.or_else(idle) else {
                 drop(connections);
-                self.refuse(peer, "so many are connected, and read, that there is no place");
+                self.refuse(peer, "too many replicas are connected, or being read");
                 return None;
             };
             if let Some(other) = connections.remove(place) {

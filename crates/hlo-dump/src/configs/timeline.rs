@@ -44,14 +44,14 @@ pub fn render(timeline: &Timeline) -> Markup {
             b { (plural(timeline.microbatches as u64, "microbatch")) } ", "
             b { (plural(parts as u64, part)) } ", schedule " b { (timeline.schedule) } ", weights "
             b { (timeline.weights) }
-            "; " (plural(counts.iterations as u64, "iteration")) ", of which "
+            "; " (plural(counts.iterations as u64, "iteration")) ", including "
             b { (plural(counts.bubble_iterations as u64, "bubble")) }
             " (" (format!("{:.1}", 100.0 * counts.bubble_fraction)) " %)."
         }
         (legend(&key))
         (schedule.render())
         p.note {
-            "Each stage has at most " (plural(alive as u64, "microbatch")) " of which the backward pass is to come. A weight of \
+            "Each stage has at most " (plural(alive as u64, "microbatch")) " that wait for their backward pass. A weight of \
              one " (part) " is gathered " (times(counts.gathers_forward)) " forwards and " (times(counts.gathers_backward))
             " backwards; its gradient is scattered " (times(counts.scatters)) "."
         }

@@ -17,7 +17,7 @@ use crate::output::{line, or_no_scope, plural, seconds, thousands};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 struct Times {
     measured: f64,
-    /// The estimate; `None` for a chip of which too little is known.
+    /// The estimate; `None` for a chip whose rates are not all known.
     estimated: Option<f64>,
     /// The number of events on all devices in all runs.
     events: u64,

@@ -141,7 +141,7 @@ fn slice_order(axes: &[usize], devices: &[&DevicePlace]) -> Vec<i32> {
     (0..devices.len()).map(|index| ids[position(index)]).collect()
 }
 
-/// The box of coordinates: its sizes, and the ids by coordinates, the first of which varies fastest.
+/// The box of coordinates: its sizes, and the ids by coordinates; the first coordinate varies fastest.
 fn device_box(devices: &[&DevicePlace]) -> Option<(Vec<usize>, Vec<i32>)> {
     let rank = devices.first()?.coords.len();
     if rank == 0 || devices.iter().any(|device| device.coords.len() != rank) {

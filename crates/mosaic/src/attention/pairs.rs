@@ -9,7 +9,7 @@ pub const FIRST: i32 = 1;
 pub const LAST: i32 = 2;
 /// Flag of a pair in which there is something to see.
 pub const COMPUTE: i32 = 4;
-/// Flag of a pair of which causality or the window hides a part.
+/// Flag of a pair that causality or the window hides in part.
 pub const EDGE: i32 = 8;
 
 /// The order in which a list of pairs is sorted.

@@ -68,7 +68,7 @@ impl<T> Moe<T> {
     }
 }
 
-/// Groups of experts, of which a token chooses some before it chooses experts: a group's score is the sum of its two
+/// Groups of experts. A token chooses groups, then experts in them: a group's score is the sum of its two
 /// best (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: node-limited routing).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouterGroups {
@@ -97,7 +97,7 @@ pub struct MoeConfig {
     pub router_bias: bool,
     /// Whether scores have a bias where experts are chosen.
     pub choice_bias: bool,
-    /// Groups of which a token chooses some first.
+    /// Groups that a token chooses among first.
     pub groups: Option<RouterGroups>,
     /// Whether experts have biases.
     pub biases: bool,

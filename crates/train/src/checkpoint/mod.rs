@@ -3,7 +3,7 @@
 //! ```text
 //! CHECKPOINTS/
 //!   step-00000120/                         complete: it has the name of a checkpoint
-//!     manifest.json                        what there is, where, and of which run
+//!     manifest.json                        the files, their places, and the run
 //!     model/                               config.json, tokenizer and so on of the published model that the run is of
 //!     shard-00000-of-00008.safetensors ..  the values, one file for each device that had any to write
 //!     SHA256SUMS                           of all the others; `sha256sum -c` checks it

@@ -29,7 +29,7 @@ pub enum DataError {
     )]
     NoDefault(PathBuf),
     /// A file is being written.
-    #[error("the text {path:?} changed while it was read; start again when nobody writes to it; {key} names it")]
+    #[error("the text {path:?} changed while it was read; start again when no program writes to it; {key} names it")]
     Changed {
         /// The key of the config that names it.
         key: &'static str,

@@ -235,7 +235,7 @@ impl Source {
     }
 }
 
-/// A number each bit of which depends on every bit of the argument.
+/// A number whose every bit depends on every bit of the argument.
 fn mix(mut value: u64) -> u64 {
     next_bits(&mut value)
 }

@@ -33,7 +33,7 @@ pub(crate) enum ModelFolder {
 }
 
 impl ModelFolder {
-    /// Finds out what is in a folder: a published model, a checkpoint, or checkpoints, of which the newest is taken.
+    /// Finds out what is in a folder: a published model, a checkpoint, or checkpoints: the newest is taken.
     pub(crate) fn find(folder: &Path) -> Result<ModelFolder, Error> {
         match is_published(folder) {
             true => Ok(ModelFolder::Published(folder.to_owned())),

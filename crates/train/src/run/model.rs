@@ -103,7 +103,7 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
     /// There is no such batch.
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<M::Batch<Literal>, Error>;
 
-    /// Returns a batch of which only some rows are needed: those that this process's devices take. The others may be
+    /// Returns a batch for a process that needs only some rows: those that its devices take. The others may be
     /// anything.
     ///
     /// # Errors

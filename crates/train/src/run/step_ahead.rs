@@ -23,7 +23,7 @@ pub struct StepAhead {
     pub lowered: Lowered,
     /// From the closure to the module's bytes.
     pub lower_time: Duration,
-    /// The options of the plugin's compiler: those of the chip's preset and the config's own, each `name=value`.
+    /// The options of the plugin's compiler: those of the chip and the config's own, each `name=value`.
     pub compiler_options: Vec<String>,
     /// The step after XLA.
     pub compiled: CompiledAhead,

@@ -115,7 +115,7 @@ fn check_step<P>(checkpoint: &Checkpoint, state: &RunState<Array, P>) -> Result<
     if found.is_some_and(|found| found + skipped as f64 == step as f64) {
         return Ok(());
     }
-    let reason = format!("it is of step {step}, of which {skipped} were skipped, but the value `step` is {found:?}");
+    let reason = format!("it is of step {step} with {skipped} skipped steps, but the value `step` is {found:?}");
     Err(CheckpointError::Damaged { path: checkpoint.folder().join(MANIFEST), reason }.into())
 }
 

@@ -12,7 +12,7 @@ pub enum CollectiveMatmul {
     Off,
     /// Wherever products can be cut.
     On,
-    /// Where it pays, on devices of which this is known.
+    /// Where it pays, on devices whose rates are known.
     ///
     /// A ring of `n` devices has `hops = n / 2` rounds, rounded down, as parts travel both ways round. Let `hop` be the
     /// time in which one part goes to a neighbour, and `products` that of the products on a device. One after the

@@ -145,7 +145,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Runs a phase and, meanwhile, gathers the weights of a repeat: at once, or in two halves of which the second
+    /// Runs a phase and, meanwhile, gathers the weights of a repeat: at once, or in two halves; the second half
     /// waits for the first half of the phase. `shift` is a part of the state that exists only after that half, and that
     /// the second gather needs.
     pub(super) fn prefetching<S>(

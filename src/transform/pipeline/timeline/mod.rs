@@ -314,7 +314,7 @@ fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>() + last_turns)
 }
 
-/// For each column, the microbatches (of any repeat) of which a stage has done the forward pass, and not all of the
+/// For each column, the microbatches (of any repeat) whose forward pass a stage has done, and not all of the
 /// backward pass. Within a column, forward comes first.
 fn alive(columns: &[Column], stage: usize) -> Vec<usize> {
     let mut now = 0;

@@ -213,7 +213,7 @@ fn layouts(instruction: &HloInstructionProto) -> Result<Attributes> {
     ])
 }
 
-/// The attribute that says which results take the buffers of which operands.
+/// The attribute that pairs results with the operands whose buffers they take.
 fn aliases(instruction: &HloInstructionProto) -> Attributes {
     if instruction.output_operand_aliasing.is_empty() {
         return Vec::new();
