@@ -30,7 +30,7 @@ use meshloom::trace::{Function, Tensor, TensorSpec, einsum, fori_loop};
 use meshloom_benches::copies::Copies;
 use meshloom_benches::rank::rank_correlation;
 use meshloom_benches::{ITERATIONS, fastest};
-use meshloom_plan::{Found, bounded, evaluate, write_hardware};
+use meshloom_plan::{LoweredPlan, bounded, evaluate, write_hardware};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 
@@ -238,8 +238,8 @@ fn main() -> anyhow::Result<()> {
         let plans = bounded(&base, &hardware)?;
         let found =
             plans.iter().filter_map(|(plan, _)| evaluate(&base, &plan.clone().into(), Some(&hardware), u64::MAX).ok());
-        let seconds = |found: &Found| found.seconds() - found.time.as_ref().map_or(0.0, |time| time.idle);
-        let mut found: Vec<Found> = found.collect();
+        let seconds = |found: &LoweredPlan| found.seconds() - found.time.as_ref().map_or(0.0, |time| time.idle);
+        let mut found: Vec<LoweredPlan> = found.collect();
         found.sort_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         let most = number.unwrap_or(PLANS / MODELS.len() + usize::from(index < PLANS % MODELS.len())).min(found.len());
         let mut pairs = Vec::new();

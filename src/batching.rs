@@ -104,11 +104,11 @@ fn batched_inputs(
 struct Mapping {
     axis: BatchAxis,
     /// Bodies batched so far: calls of one function with the same operands batched share one batched function.
-    bodies: Memo<(Vec<bool>, Vec<Demand>), Body>,
+    bodies: Memo<(Vec<bool>, Vec<Demand>), BatchedBody>,
 }
 
 /// A batched body, and whether each of its outputs is batched.
-type Body = (Arc<Graph>, Arc<[bool]>);
+type BatchedBody = (Arc<Graph>, Arc<[bool]>);
 
 /// The form in which the op that runs a body needs one of its outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,7 +123,7 @@ enum Demand {
 
 impl Mapping {
     /// Returns a body with the inputs marked batched, and its outputs as demanded.
-    fn body(&self, body: &Arc<Graph>, batched: &[bool], demands: &[Demand]) -> Result<Body, OpError> {
+    fn body(&self, body: &Arc<Graph>, batched: &[bool], demands: &[Demand]) -> Result<BatchedBody, OpError> {
         self.bodies.of(body, (batched.to_vec(), demands.to_vec()), || {
             let mut builder = GraphBuilder::new(format!("{}_batched", body.name()));
             let inputs = batched_inputs(&mut builder, body, batched, self.axis, |_, _| PortInfo::default());

@@ -113,4 +113,4 @@ struct HloDump;
 
 #[cfg(doctest)]
 #[doc = include_str!("../docs/kernels.md")]
-struct Kernels;
+struct KernelsPage;

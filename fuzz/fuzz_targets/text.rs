@@ -4,12 +4,12 @@
 
 use libfuzzer_sys::fuzz_target;
 use meshloom::analysis::{CostOptions, collectives, cost, device_count, memory};
-use meshloom::hlo::parse::{Limits, parse, parse_bytes};
+use meshloom::hlo::parse::{TextLimits, parse, parse_bytes};
 use meshloom::hlo::stablehlo::{self, WriteOptions};
 use meshloom::hlo::text::{TextOptions, print_with_config};
 
 fuzz_target!(|text: &[u8]| {
-    let Ok(parsed) = parse_bytes(text, &Limits::default()) else { return };
+    let Ok(parsed) = parse_bytes(text, &TextLimits::default()) else { return };
     let printed = print_with_config(&parsed, &TextOptions::parseable());
     parse(&printed).expect("what was read and printed reads again");
     if let Some(module) = &parsed.hlo_module {

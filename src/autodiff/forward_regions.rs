@@ -18,11 +18,11 @@ type Outcome = Result<(Values, Vec<Option<Value>>), OpError>;
 #[derive(Debug)]
 pub(super) struct JvpCache {
     /// The walk over a body (`forward.rs`), which hands itself down to the ops that it meets.
-    walk: Walk,
+    walk: PushBody,
     functions: Memo<Vec<bool>, Pushed>,
 }
 
-type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Outcome;
+type PushBody = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Outcome;
 
 /// A body with tangents, and whether each output has one.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ struct Pushed {
 }
 
 impl JvpCache {
-    pub(super) fn new(walk: Walk) -> JvpCache {
+    pub(super) fn new(walk: PushBody) -> JvpCache {
         JvpCache { walk, functions: Memo::default() }
     }
 }

@@ -137,7 +137,7 @@ impl Keeping {
 
 impl Kept {
     /// Puts the values of the graph's own slots in the place of what computed them.
-    pub(super) fn preset(&self, builder: &mut GraphBuilder, map: &mut ValueMap) -> Result<(), OpError> {
+    pub(super) fn fill_slots(&self, builder: &mut GraphBuilder, map: &mut ValueMap) -> Result<(), OpError> {
         for (&(inner, memory), &value) in self.plan.own.iter().zip(&self.values) {
             let value = match memory {
                 Memory::Device => value,
@@ -188,7 +188,7 @@ pub(super) fn copy(
     copies: &Copies,
 ) -> Result<Vec<Value>, OpError> {
     for kept in kept {
-        kept.preset(builder, map)?;
+        kept.fill_slots(builder, map)?;
     }
     let mut inner: Vec<Value> = Vec::new();
     for node in graph.nodes() {

@@ -16,8 +16,8 @@
 //! The bodies of scans, branches and calls are differentiated as one joint graph which is then cut in two
 //! (`reverse/split.rs`): the values that the backward half reads from the forward half are the residuals.
 //!
-//! The backward half of a whole function can be cut once more ([`Halves::split`], `weights.rs`): the cotangents of its
-//! inputs now, those of its weights later, as pipelines without bubbles want them.
+//! The backward half of a whole function can be cut once more ([`Halves::split`], `weight_split.rs`): the cotangents of
+//! its inputs now, those of its weights later, as pipelines without bubbles want them.
 //!
 //! | region op | reverse mode | forward mode |
 //! |---|---|---|
@@ -29,7 +29,7 @@
 //! | custom VJP | the hand-written rule | the transpose of the hand-written rule |
 
 mod activity;
-mod cut;
+mod min_cut;
 mod error;
 mod forward;
 mod forward_regions;
@@ -37,11 +37,11 @@ mod keep;
 mod linear;
 pub(crate) mod max_flow;
 mod reverse;
-mod weights;
+mod weight_split;
 
 pub use error::GradientError;
 pub use forward::jvp;
 pub use linear::{check as check_linear, transpose};
 pub(crate) use reverse::gradient_of_first;
 pub use reverse::{Halves, Tape, value_and_grad};
-pub use weights::{KeptBytes, Read, SplitBackward};
+pub use weight_split::{HeldRead, KeptBytes, SplitBackward};

@@ -148,7 +148,7 @@ impl Lowering<'_> {
         let (graph, mesh) = cut.as_ref().map_or((&sharded.graph, &sharded.mesh), |(graph, mesh)| (graph, mesh));
         let propagated = propagate_with_sub_axes(graph, mesh);
         self.done("propagate", &sharded.graph);
-        let partition::Partitioned { graph, fallbacks } =
+        let partition::LocalProgram { graph, fallbacks } =
             partition::partition(&propagated.graph, &propagated.mesh, &propagated.shardings)?;
         if self.options.deny_replication && !fallbacks.is_empty() {
             let setting = rules.compute.settings().replication;

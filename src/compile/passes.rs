@@ -16,15 +16,15 @@ pub struct Pass {
     pub name: &'static str,
     /// The action of the pass, in a few words.
     pub description: &'static str,
-    pub(super) step: Step,
+    pub(super) step: PassStep,
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Step {
+pub(super) enum PassStep {
     /// A part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk,
     /// in which each sees the nodes that the others make.
     Rewrite(Rewrite),
-    /// As [`Step::Rewrite`], within limits.
+    /// As [`PassStep::Rewrite`], within limits.
     LimitedRewrite(fn(&CollectiveLimits) -> Rewrite),
     /// Anything else.
     Graph(fn(&Graph) -> Graph),
@@ -34,14 +34,14 @@ pub(super) enum Step {
     Matmul,
 }
 
-impl Step {
+impl PassStep {
     fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
         match self {
-            Step::Rewrite(rewrite) => rewrite.run(graph),
-            Step::LimitedRewrite(rewrite) => rewrite(limits).run(graph),
-            Step::Graph(run) => run(graph),
-            Step::LimitedGraph(run) => run(graph, limits),
-            Step::Matmul => passes::collective_matmul(graph, limits.matmul),
+            PassStep::Rewrite(rewrite) => rewrite.run(graph),
+            PassStep::LimitedRewrite(rewrite) => rewrite(limits).run(graph),
+            PassStep::Graph(run) => run(graph),
+            PassStep::LimitedGraph(run) => run(graph, limits),
+            PassStep::Matmul => passes::collective_matmul(graph, limits.matmul),
         }
     }
 }
@@ -49,7 +49,7 @@ impl Step {
 impl Pass {
     /// A pass of the caller's own ([`LowerOptions::further`](super::LowerOptions::further)).
     pub const fn of(name: &'static str, description: &'static str, run: fn(&Graph) -> Graph) -> Pass {
-        Pass { name, description, step: Step::Graph(run) }
+        Pass { name, description, step: PassStep::Graph(run) }
     }
 
     /// Runs this pass alone.
@@ -81,17 +81,17 @@ macro_rules! passes {
 /// before anything is moved out of it, and moved nodes are merged with the nodes outside. Dead code is last: each pass
 /// before leaves nodes that nothing reads any more, and ports of scans that nothing needs.
 pub const PASSES: &[Pass] = passes! {
-    "unroll": "writes scans with an unroll factor out", Step::Graph(passes::unroll);
+    "unroll": "writes scans with an unroll factor out", PassStep::Graph(passes::unroll);
     "markers": "drops names and gradient stops, writes checkpoints and custom gradients in place",
-        Step::Rewrite(passes::ERASE_MARKERS);
-    "constant-folding": "computes small constants and splats", Step::Rewrite(passes::FOLD_CONSTANTS);
-    "algebra": "applies identities that hold for every bit", Step::Rewrite(passes::SIMPLIFY);
+        PassStep::Rewrite(passes::ERASE_MARKERS);
+    "constant-folding": "computes small constants and splats", PassStep::Rewrite(passes::FOLD_CONSTANTS);
+    "algebra": "applies identities that hold for every bit", PassStep::Rewrite(passes::SIMPLIFY);
     "scan-operands": "makes constants in scan bodies, takes out carries and outputs that do not change",
-        Step::Rewrite(passes::SCAN_OPERANDS);
+        PassStep::Rewrite(passes::SCAN_OPERANDS);
     "loop-invariants": "moves what every iteration computes alike in front of the loop, if it is small",
-        Step::Rewrite(passes::HOIST_SMALL);
-    "common-subexpressions": "merges nodes with equal ops and operands, and equal bodies", Step::Rewrite(passes::MERGE);
-    "dead-code": "drops what no output depends on", Step::Graph(passes::eliminate_dead_code);
+        PassStep::Rewrite(passes::HOIST_SMALL);
+    "common-subexpressions": "merges nodes with equal ops and operands, and equal bodies", PassStep::Rewrite(passes::MERGE);
+    "dead-code": "drops what no output depends on", PassStep::Graph(passes::eliminate_dead_code);
 };
 
 /// The passes over the program of one device, in the order they run. Three of them are those of [`PASSES`], again.
@@ -103,21 +103,21 @@ pub const PASSES: &[Pass] = passes! {
 /// with more.
 pub const LOCAL_PASSES: &[Pass] = passes! {
     "gather-slice": "takes out collectives that undo each other, and does two reductions as one",
-        Step::Graph(passes::cancel_collectives);
+        PassStep::Graph(passes::cancel_collectives);
     "hoist-gathers": "gathers what a loop does not change in front of it, if memory allows",
-        Step::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes));
+        PassStep::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes));
     "algebra": "applies algebraic identities once more: in parts, dimensions may have a single element",
-        Step::Rewrite(passes::SIMPLIFY);
+        PassStep::Rewrite(passes::SIMPLIFY);
     "scan-carries": "carries values without the dimensions of one element that iterations take off and put back",
-        Step::Rewrite(passes::SCAN_CARRIES);
-    "common-subexpressions": "merges nodes with equal ops and operands, and equal bodies", Step::Rewrite(passes::MERGE);
-    "dead-code": "drops what no output depends on", Step::Graph(passes::eliminate_dead_code);
+        PassStep::Rewrite(passes::SCAN_CARRIES);
+    "common-subexpressions": "merges nodes with equal ops and operands, and equal bodies", PassStep::Rewrite(passes::MERGE);
+    "dead-code": "drops what no output depends on", PassStep::Graph(passes::eliminate_dead_code);
     "collective-matmul":
-        "cuts products beside all-gathers and reduce-scatters, and sends while it multiplies, where asked", Step::Matmul;
+        "cuts products beside all-gathers and reduce-scatters, and sends while it multiplies, where asked", PassStep::Matmul;
     "pack-collectives": "makes one transfer of all that can run beside a loop, where one loop hides only one",
-        Step::LimitedGraph(|graph, limits| passes::pack_collectives(graph, limits.packed_bytes));
+        PassStep::LimitedGraph(|graph, limits| passes::pack_collectives(graph, limits.packed_bytes));
     "combine-collectives": "makes one collective of several of a kind that are ready together",
-        Step::LimitedGraph(|graph, limits| {
+        PassStep::LimitedGraph(|graph, limits| {
             passes::combine_collectives(graph, limits.combined_bytes, limits.all_reduce_bytes)
         });
 };
@@ -132,17 +132,17 @@ pub(super) fn check_pass_names(without: &[&str], further: &[Pass]) -> Result<(),
 }
 
 /// The steps of a table that run, each with the name under which it is timed: rewrites that share a walk as one.
-pub(super) fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimits) -> Vec<(&'static str, Step)> {
-    let mut steps: Vec<(&'static str, Step)> = Vec::new();
-    let is_off = |step: Step| matches!(step, Step::Matmul) && limits.matmul == CollectiveMatmul::Off;
+pub(super) fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimits) -> Vec<(&'static str, PassStep)> {
+    let mut steps: Vec<(&'static str, PassStep)> = Vec::new();
+    let is_off = |step: PassStep| matches!(step, PassStep::Matmul) && limits.matmul == CollectiveMatmul::Off;
     let runs = |pass: &&Pass| !without.contains(&pass.name) && !is_off(pass.step);
     for pass in table.iter().filter(runs) {
         let step = match pass.step {
-            Step::LimitedRewrite(rewrite) => Step::Rewrite(rewrite(limits)),
+            PassStep::LimitedRewrite(rewrite) => PassStep::Rewrite(rewrite(limits)),
             step => step,
         };
         match (steps.last_mut(), step) {
-            (Some((name, Step::Rewrite(before))), Step::Rewrite(rewrite)) => {
+            (Some((name, PassStep::Rewrite(before))), PassStep::Rewrite(rewrite)) => {
                 (*name, *before) = ("rewrite", before.and(rewrite));
             }
             (_, step) => steps.push((pass.name, step)),
@@ -154,7 +154,7 @@ pub(super) fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimi
 /// Runs the passes; `done` gets the name and the result of each.
 pub(super) fn run_passes<'g>(
     graph: &'g Graph,
-    steps: &[(&'static str, Step)],
+    steps: &[(&'static str, PassStep)],
     limits: &CollectiveLimits,
     mut done: impl FnMut(&'static str, &Graph) -> Result<(), Error>,
 ) -> Result<Cow<'g, Graph>, Error> {
@@ -171,7 +171,7 @@ pub(super) fn run_passes<'g>(
 pub(super) fn verify_passes(
     before: &Graph,
     after: &Graph,
-    steps: &[(&'static str, Step)],
+    steps: &[(&'static str, PassStep)],
     limits: &CollectiveLimits,
 ) -> Result<(), Error> {
     let refuse = |pass| move |source| Error::Verify { pass, source };

@@ -141,10 +141,10 @@ impl BodyCache {
 /// Results that were made from bodies. The key says what else each result depends on. A body that is met again under an
 /// equal key is not transformed again, so users that shared a body share its result.
 #[derive(Debug)]
-pub(crate) struct Memo<K, V>(RefCell<Made<K, V>>);
+pub(crate) struct Memo<K, V>(RefCell<MadeBodies<K, V>>);
 
 /// The originals, each with the result made from it.
-type Made<K, V> = FxHashMap<(*const Graph, K), (Arc<Graph>, V)>;
+type MadeBodies<K, V> = FxHashMap<(*const Graph, K), (Arc<Graph>, V)>;
 
 impl<K, V> Default for Memo<K, V> {
     fn default() -> Memo<K, V> {

@@ -13,19 +13,19 @@ use crate::ops::Op;
 impl PartialEq for Graph {
     fn eq(&self, other: &Graph) -> bool {
         let empty = Arc::new(GraphBuilder::new("").finish_body(Vec::new()));
-        Pairs { forth: FxHashMap::default(), back: FxHashMap::default(), empty }.graphs(self, other)
+        EqualBodies { forth: FxHashMap::default(), back: FxHashMap::default(), empty }.graphs(self, other)
     }
 }
 
 /// Bodies that have been found to be equal, by their addresses.
-struct Pairs {
+struct EqualBodies {
     forth: FxHashMap<*const Graph, *const Graph>,
     back: FxHashMap<*const Graph, *const Graph>,
     /// A body to put in place of all others, where the rest of an op is compared.
     empty: Arc<Graph>,
 }
 
-impl Pairs {
+impl EqualBodies {
     fn graphs(&mut self, one: &Graph, other: &Graph) -> bool {
         one.name == other.name
             && one.values.len() == other.values.len()

@@ -10,10 +10,10 @@
 
 use std::ops::Range;
 
+use super::block_mask::Sight;
+use super::nonzero::nonzero;
 use super::pad::{pad, pad_segments};
-use super::sight::Sight;
 use super::traced::{pairs_of_blocks, traced};
-use super::true_places::true_places;
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
@@ -28,7 +28,7 @@ pub(super) fn attention(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<KernelImplementation>, TraceError> {
-    let Some(cut) = Cut::new(op.0, types, kernels, Outer::Queries) else { return Ok(None) };
+    let Some(cut) = AttentionCut::new(op.0, types, kernels, Outer::Queries) else { return Ok(None) };
     cut.trace("attention", types, |operands| {
         let (mixed, log_total) = cut.forward(&cut.rows(operands));
         vec![cut.whole_batch(mixed), cut.whole_batch(log_total)]
@@ -40,7 +40,7 @@ pub(super) fn attention_gradient(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<KernelImplementation>, TraceError> {
-    let Some(cut) = Cut::new(op.0, types, kernels, Outer::Keys) else { return Ok(None) };
+    let Some(cut) = AttentionCut::new(op.0, types, kernels, Outer::Keys) else { return Ok(None) };
     cut.trace("attention_gradient", types, |operands| {
         let [log_total, flow, ct] = [7, 8, 9].map(|index| cut.one_batch(operands[index]));
         let cotangents = cut.backward(&cut.rows(operands), log_total, flow, ct);
@@ -66,7 +66,7 @@ struct Rows {
 
 /// A pair of blocks that is to be computed: scalars `s32`.
 #[derive(Clone, Copy)]
-struct Step {
+struct BlockStep {
     /// The first query and the first key.
     at: [Tensor; 2],
     /// Whether the block that the loop stays with differs from that of the step before: `pred`.
@@ -81,7 +81,7 @@ enum Outer {
 }
 
 /// How a call is cut into blocks.
-struct Cut {
+struct AttentionCut {
     form: AttentionForm,
     sizes: AttentionSizes,
     blocks: Blocks,
@@ -93,14 +93,14 @@ struct Cut {
     known: Option<Vec<[usize; 2]>>,
 }
 
-impl Cut {
+impl AttentionCut {
     /// Returns `None` if one block holds it all, or the plain form is asked for.
-    fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels, outer: Outer) -> Option<Cut> {
+    fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels, outer: Outer) -> Option<AttentionCut> {
         let sizes = AttentionSizes::of(&types[0], &types[1], &types[2]);
         let blocks = kernels.cut_of(&sizes)?;
         let dtype = types[0].dtype;
         let known = (form.order == PlaceOrder::Index).then(|| known_pairs(form, &sizes, blocks, outer));
-        Some(Cut { form, sizes, blocks, dtype, wide: score_dtype(dtype), outer, known })
+        Some(AttentionCut { form, sizes, blocks, dtype, wide: score_dtype(dtype), outer, known })
     }
 
     fn trace(
@@ -207,10 +207,10 @@ impl Cut {
     }
 
     /// Runs `step` for each pair of blocks in which a query may see a key.
-    fn run<C: TensorTree>(&self, rows: &Rows, carry: C, step: impl FnOnce(C, Step) -> C) -> C {
+    fn run<C: TensorTree>(&self, rows: &Rows, carry: C, step: impl FnOnce(C, BlockStep) -> C) -> C {
         if let Some(pairs) = &self.known {
             let (carry, ()) = scan(carry, self.known_steps(pairs), |carry, (at, is_first)| {
-                (step(carry, Step { at: [at.0, at.1], is_first }), ())
+                (step(carry, BlockStep { at: [at.0, at.1], is_first }), ())
             });
             return carry;
         }
@@ -230,7 +230,7 @@ impl Cut {
                     Outer::Keys => [second, first],
                 };
                 let at = [step_at[0] * self.blocks.queries as f64, step_at[1] * self.blocks.keys as f64];
-                (index + 1.0, first, step(carry, Step { at, is_first: first.not_equal(before) }))
+                (index + 1.0, first, step(carry, BlockStep { at, is_first: first.not_equal(before) }))
             },
         );
         carry
@@ -255,7 +255,7 @@ impl Cut {
         let counts = self.counts();
         let seen = Sight::new(self.form, rows.segments, rows.places, counts).some();
         let seen = if self.outer == Outer::Queries { seen } else { seen.transpose([1, 0]) };
-        true_places(seen.reshape([counts[0] * counts[1]]))
+        nonzero(seen.reshape([counts[0] * counts[1]]))
     }
 
     /// The result, and the logarithm of each query's sum of exponentials.

@@ -41,7 +41,7 @@ const WIDEST: usize = 128;
 const WIDTH_STEP: usize = 8;
 
 /// An attention as cuDNN takes it.
-pub(super) struct Call {
+pub(super) struct CudnnCall {
     sizes: AttentionSizes,
     dtype: DType,
     scale: f64,
@@ -50,7 +50,7 @@ pub(super) struct Call {
     window: Option<usize>,
 }
 
-impl Call {
+impl CudnnCall {
     /// The attention of operands of these types; `has_one_segment` says whether no segment can mask.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Call {
         types: &[TensorType],
         platform: PlatformKind,
         has_one_segment: bool,
-    ) -> Result<Call, TypeError> {
+    ) -> Result<CudnnCall, TypeError> {
         let sizes = AttentionSizes::of(&types[0], &types[1], &types[2]);
         let dtype = types[0].dtype;
         let window = form.window.filter(|&window| window < sizes.keys);
@@ -84,7 +84,7 @@ impl Call {
         ];
         let obstacles: Vec<String> = obstacles.into_iter().flatten().collect();
         if obstacles.is_empty() {
-            return Ok(Call { sizes, dtype, scale: form.scale.get(), causal: form.causal, window });
+            return Ok(CudnnCall { sizes, dtype, scale: form.scale.get(), causal: form.causal, window });
         }
         let key = "kernels.attention";
         let chosen = AttentionKernel::Cudnn.name();

@@ -37,7 +37,7 @@ pub fn expand(
     if !has_any(graph) {
         return Ok((graph.clone(), Vec::new()));
     }
-    let mut expansion = Expansion {
+    let mut expansion = KernelExpansion {
         kernels,
         tidy,
         made: FxHashMap::default(),
@@ -51,7 +51,7 @@ pub fn expand(
 
 /// The properties of a node that its implementation depends on.
 #[derive(PartialEq, Eq, Hash)]
-struct Call {
+struct CallKey {
     op: Op,
     types: Vec<TensorType>,
     /// Whether no segment can mask, for attention by cuDNN.
@@ -59,25 +59,25 @@ struct Call {
 }
 
 /// The implementation of a call.
-struct Made {
+struct MadeKernel {
     /// The uses in it, by their index, and the number of times each stands there.
     uses: Vec<(usize, usize)>,
     /// The graph of the implementation. It is `None` for an op in its plain form.
     graph: Option<Arc<Graph>>,
 }
 
-struct Expansion<'a> {
+struct KernelExpansion<'a> {
     kernels: &'a Kernels,
     tidy: &'a dyn Fn(&Graph) -> Graph,
     /// The implementations made so far; equal calls share one.
-    made: FxHashMap<Call, Made>,
+    made: FxHashMap<CallKey, MadeKernel>,
     /// Kernels whose implementations are being expanded.
     under_way: Vec<Name>,
     bodies: BodyCache,
     uses: Vec<KernelUse>,
 }
 
-impl Expansion<'_> {
+impl KernelExpansion<'_> {
     fn graph(&mut self, graph: &Graph) -> Result<Graph, TraceError> {
         let mut copy = GraphCopy::with_inputs(graph);
         for node in graph.nodes() {
@@ -112,7 +112,7 @@ impl Expansion<'_> {
         }
         let is_attention = matches!(node.op(), Op::Attention(_) | Op::AttentionGradient(_));
         let by_cudnn = self.kernels.attention == AttentionKernel::Cudnn && is_attention;
-        let call = Call {
+        let call = CallKey {
             op: node.op().clone(),
             types: node.operands().iter().map(|&value| graph.ty(value).clone()).collect(),
             has_one_segment: by_cudnn && has_one_segment(graph, node),
@@ -160,14 +160,14 @@ impl Expansion<'_> {
         let counts = self.uses.iter().enumerate();
         let uses = counts.map(|(number, used)| (number, used.count - before.get(number).copied().unwrap_or(0)));
         let uses = uses.filter(|(_, count)| *count > 0).collect();
-        self.made.insert(call, Made { uses, graph: graph.clone() });
+        self.made.insert(call, MadeKernel { uses, graph: graph.clone() });
         Ok(graph)
     }
 
     /// Attention by cuDNN, or the reason why cuDNN does not compute this one.
-    fn cudnn(&self, form: AttentionForm, call: &Call, node: NodeRef<'_>) -> Result<cudnn::Call, OpError> {
-        let Call { op, types, has_one_segment } = call;
-        cudnn::Call::new(form, types, self.kernels.platform, *has_one_segment)
+    fn cudnn(&self, form: AttentionForm, call: &CallKey, node: NodeRef<'_>) -> Result<cudnn::CudnnCall, OpError> {
+        let CallKey { op, types, has_one_segment } = call;
+        cudnn::CudnnCall::new(form, types, self.kernels.platform, *has_one_segment)
             .map_err(|error| OpError::new(op.name(), error, types.clone(), node.origin()))
     }
 
@@ -175,7 +175,7 @@ impl Expansion<'_> {
     fn by_instruction(
         &self,
         op: &RaggedDot,
-        call: &Call,
+        call: &CallKey,
         node: NodeRef<'_>,
     ) -> Result<Option<KernelImplementation>, TraceError> {
         ragged::check(self.kernels.platform)

@@ -9,8 +9,8 @@
 //!
 //! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
 
+use super::nonzero::nonzero;
 use super::traced::traced;
-use super::true_places::true_places;
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
 use crate::ops::{KernelImplementation, Often, RaggedDot, RaggedMode, RaggedSizes, score_dtype};
@@ -22,7 +22,7 @@ pub(super) fn ragged_dot(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<KernelImplementation>, TraceError> {
-    let Some(cut) = Cut::new(op, types, kernels) else { return Ok(None) };
+    let Some(cut) = GroupedCut::new(op, types, kernels) else { return Ok(None) };
     let how = format!("blocks of {} rows, as many as the groups have", cut.block);
     let found = traced(ExpertsKernel::Blockwise.name(), "ragged_dot", how, types, |operands| {
         let groups = cut.groups(operands[2]);
@@ -62,7 +62,7 @@ struct Visit {
 
 /// How a grouped product is cut into blocks. Rows that share matrices are called parts here: a block is what a loop
 /// works on.
-struct Cut {
+struct GroupedCut {
     sizes: RaggedSizes,
     /// The product of the leading dimensions that matrices have.
     batch: usize,
@@ -76,14 +76,14 @@ struct Cut {
     options: DotOptions,
 }
 
-impl Cut {
-    fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<Cut> {
+impl GroupedCut {
+    fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<GroupedCut> {
         let sizes = op.sizes(&types.iter().collect::<Vec<_>>());
         if kernels.experts == ExpertsKernel::Plain || types.iter().any(|ty| ty.element_count() == 0) {
             return None;
         }
         let block = kernels.rows_of(&sizes)?;
-        Some(Cut {
+        Some(GroupedCut {
             batch: sizes.batch.iter().product(),
             parts: sizes.blocks.iter().product(),
             sizes,
@@ -111,7 +111,7 @@ impl Cut {
         let all = self.batch * self.parts * count;
         let [start, end] = [reach - sizes, reach].map(|x| x.minimum(rows).transpose([0, 2, 1]).reshape([all]));
         let has_rows = start.less(end);
-        let (filled, count) = true_places(has_rows);
+        let (filled, count) = nonzero(has_rows);
         Groups { start, end, filled, count }
     }
 

@@ -27,10 +27,10 @@ mod grouped;
 mod mosaic;
 mod pad;
 mod ragged;
-mod sight;
+mod block_mask;
 mod table;
 mod traced;
-mod true_places;
+mod nonzero;
 
 #[doc(hidden)]
 pub use cudnn::result_with_flow;

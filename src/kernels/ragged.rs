@@ -34,7 +34,7 @@ pub(super) fn check(platform: PlatformKind) -> Result<(), TypeError> {
 
 /// The implementation of a grouped product. Returns `None` if the instruction does not compute this one.
 pub(super) fn ragged_dot(op: &RaggedDot, types: &[TensorType]) -> Result<Option<KernelImplementation>, TraceError> {
-    let Some(call) = Call::new(op, types) else { return Ok(None) };
+    let Some(call) = RaggedCall::new(op, types) else { return Ok(None) };
     let parts = call.batch * call.parts;
     let how = match parts {
         1 => format!("{} rows at once", call.padded()),
@@ -50,7 +50,7 @@ pub(super) fn ragged_dot(op: &RaggedDot, types: &[TensorType]) -> Result<Option<
 }
 
 /// A grouped product as the instruction takes it. Rows that share matrices are called parts here.
-struct Call {
+struct RaggedCall {
     /// The instruction.
     op: RaggedDot,
     sizes: RaggedSizes,
@@ -60,9 +60,9 @@ struct Call {
     parts: usize,
 }
 
-impl Call {
+impl RaggedCall {
     /// Returns `None` if the instruction does not compute this one.
-    fn new(op: &RaggedDot, types: &[TensorType]) -> Option<Call> {
+    fn new(op: &RaggedDot, types: &[TensorType]) -> Option<RaggedCall> {
         let takes = |dtype| matches!(dtype, DType::BF16 | DType::F32);
         if !takes(op.dtype) || !takes(types[0].dtype) || types.iter().any(|ty| ty.element_count() == 0) {
             return None;
@@ -70,7 +70,7 @@ impl Call {
         let sizes = op.sizes(&types.iter().collect::<Vec<_>>());
         let (batch, parts) = (sizes.batch.iter().product::<usize>(), sizes.blocks.iter().product::<usize>());
         let op = RaggedDot { batch_count: 0, block_count: 0, form: RaggedForm::Instruction, ..op.clone() };
-        (batch * parts <= MOST_PARTS).then_some(Call { op, sizes, batch, parts })
+        (batch * parts <= MOST_PARTS).then_some(RaggedCall { op, sizes, batch, parts })
     }
 
     /// Rows of a part, in whole tiles.

@@ -67,7 +67,7 @@ pub struct RuleTextError {
     /// The text.
     pub rule: String,
     /// The reason.
-    pub problem: RuleProblem,
+    pub problem: FactorRuleProblem,
 }
 
 meshloom_hlo::debug_is_message!(RuleTextError);
@@ -75,7 +75,7 @@ meshloom_hlo::debug_is_message!(RuleTextError);
 /// The reason why the text of a factor rule cannot be read.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are; a suggestion may be empty")]
-pub enum RuleProblem {
+pub enum FactorRuleProblem {
     /// The text has no arrow, or several.
     #[error("it must have one `->` between the operands and the results")]
     Arrow,
@@ -125,7 +125,7 @@ pub enum RuleProblem {
     },
 }
 
-meshloom_hlo::debug_is_message!(RuleProblem);
+meshloom_hlo::debug_is_message!(FactorRuleProblem);
 
 const WORDS: [(&str, FactorKind); 6] = [
     ("split", FactorKind::Parallel),
@@ -137,7 +137,7 @@ const WORDS: [(&str, FactorKind); 6] = [
 ];
 
 impl Term {
-    fn parse(text: &str) -> Result<Term, RuleProblem> {
+    fn parse(text: &str) -> Result<Term, FactorRuleProblem> {
         let text = text.trim();
         let (has_leading, rest) = match text.strip_prefix("...") {
             Some(rest) => (true, rest),
@@ -148,10 +148,10 @@ impl Term {
             match found {
                 '1' => letters.push(None),
                 letter if !letter.is_ascii_alphabetic() => {
-                    return Err(RuleProblem::Dimension { found, term: text.to_owned() });
+                    return Err(FactorRuleProblem::Dimension { found, term: text.to_owned() });
                 }
                 letter if letters.contains(&Some(letter)) => {
-                    return Err(RuleProblem::Repeated { letter, term: text.to_owned() });
+                    return Err(FactorRuleProblem::Repeated { letter, term: text.to_owned() });
                 }
                 letter => letters.push(Some(letter)),
             }
@@ -165,7 +165,7 @@ impl Term {
 }
 
 /// Reads the words that follow the bar, with the letters that each names.
-fn read_words(text: &str) -> Result<Vec<(char, &'static str, FactorKind)>, RuleProblem> {
+fn read_words(text: &str) -> Result<Vec<(char, &'static str, FactorKind)>, FactorRuleProblem> {
     let mut said: Vec<(char, &'static str, FactorKind)> = Vec::new();
     for group in text.split(',') {
         let mut parts = group.split_whitespace();
@@ -173,21 +173,21 @@ fn read_words(text: &str) -> Result<Vec<(char, &'static str, FactorKind)>, RuleP
         let Some(&(word, kind)) = WORDS.iter().find(|(known, _)| Some(*known) == first) else {
             let word = first.map_or_else(String::new, str::to_owned);
             let suggestion = did_you_mean(&word, WORDS.map(|(word, _)| word));
-            return Err(RuleProblem::Word { word, suggestion });
+            return Err(FactorRuleProblem::Word { word, suggestion });
         };
         let before = said.len();
         for part in parts {
             let mut letters = part.chars();
             let (Some(letter), None) = (letters.next().filter(char::is_ascii_alphabetic), letters.next()) else {
-                return Err(RuleProblem::Letters { word: word.to_owned(), found: part.to_owned() });
+                return Err(FactorRuleProblem::Letters { word: word.to_owned(), found: part.to_owned() });
             };
             if said.iter().any(|&(other, ..)| other == letter) {
-                return Err(RuleProblem::Twice(letter));
+                return Err(FactorRuleProblem::Twice(letter));
             }
             said.push((letter, word, kind));
         }
         if said.len() == before {
-            return Err(RuleProblem::Letters { word: word.to_owned(), found: String::new() });
+            return Err(FactorRuleProblem::Letters { word: word.to_owned(), found: String::new() });
         }
     }
     Ok(said)
@@ -202,18 +202,18 @@ impl std::str::FromStr for RuleText {
 }
 
 impl RuleText {
-    fn parse(text: &str) -> Result<RuleText, RuleProblem> {
+    fn parse(text: &str) -> Result<RuleText, FactorRuleProblem> {
         let (formula, words) = match text.split_once('|') {
             Some((formula, words)) => (formula, Some(words)),
             None => (text, None),
         };
         let (operands, results) =
-            formula.split_once("->").filter(|(_, rest)| !rest.contains("->")).ok_or(RuleProblem::Arrow)?;
-        let terms = |text: &str| text.split(',').map(Term::parse).collect::<Result<Box<[Term]>, RuleProblem>>();
+            formula.split_once("->").filter(|(_, rest)| !rest.contains("->")).ok_or(FactorRuleProblem::Arrow)?;
+        let terms = |text: &str| text.split(',').map(Term::parse).collect::<Result<Box<[Term]>, FactorRuleProblem>>();
         let (operands, results) = (terms(operands)?, terms(results)?);
         let has_leading = operands.iter().any(|term| term.has_leading);
         if results.iter().any(|term| term.has_leading != has_leading) {
-            return Err(RuleProblem::Leading);
+            return Err(FactorRuleProblem::Leading);
         }
         let said = words.map(read_words).transpose()?.unwrap_or_default();
         let mut kinds: Vec<(char, FactorKind)> = Vec::new();
@@ -225,14 +225,14 @@ impl RuleText {
             let in_some = results.iter().any(|term| term.has(letter));
             let kind = match said.iter().find(|&&(other, ..)| other == letter) {
                 Some(&(_, word, FactorKind::Reduction(_))) if in_all => {
-                    return Err(RuleProblem::Contradiction { word, letter, in_all });
+                    return Err(FactorRuleProblem::Contradiction { word, letter, in_all });
                 }
                 Some(&(_, word, FactorKind::Parallel)) if !in_some => {
-                    return Err(RuleProblem::Contradiction { word, letter, in_all });
+                    return Err(FactorRuleProblem::Contradiction { word, letter, in_all });
                 }
                 Some(&(_, _, kind)) => kind,
                 None if in_all => FactorKind::Parallel,
-                None => return Err(RuleProblem::Unsaid { letter, in_some }),
+                None => return Err(FactorRuleProblem::Unsaid { letter, in_some }),
             };
             kinds.push((letter, kind));
         }
@@ -240,10 +240,10 @@ impl RuleText {
         if let Some(&letter) =
             results.iter().flat_map(|term| &term.letters).flatten().find(|&&letter| !is_known(letter))
         {
-            return Err(RuleProblem::Unsized(letter));
+            return Err(FactorRuleProblem::Unsized(letter));
         }
         if let Some(&(letter, ..)) = said.iter().find(|&&(letter, ..)| !is_known(letter)) {
-            return Err(RuleProblem::Unknown(letter));
+            return Err(FactorRuleProblem::Unknown(letter));
         }
         Ok(RuleText { text: text.trim().into(), operands, results, kinds: kinds.into() })
     }

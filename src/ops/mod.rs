@@ -68,7 +68,7 @@ pub use elementwise::{
 };
 pub(crate) use factor::greatest_common_divisor;
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
-pub use factor_text::{RuleProblem, RuleText, RuleTextError};
+pub use factor_text::{FactorRuleProblem, RuleText, RuleTextError};
 pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};
 pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};

@@ -17,7 +17,7 @@ use super::{
 use crate::ir::{Axes, DType, OpError, TensorType, Value};
 
 /// A piece to fetch: these elements of the part of the device `distance` ranks on.
-struct Piece {
+struct Fetch {
     distance: i64,
     range: Range<i64>,
 }
@@ -35,7 +35,7 @@ impl Stretch {
 
     /// The pieces, in order, of a stretch of neighbouring elements in which every device finds the existing elements of
     /// its own stretch.
-    fn pieces(&self, part: i64, count: i64) -> SmallVec<[Piece; 2]> {
+    fn pieces(&self, part: i64, count: i64) -> SmallVec<[Fetch; 2]> {
         let relative = (0..count).filter_map(|rank| {
             let existing = self.existing(rank, part * count);
             (!existing.is_empty()).then(|| existing.start - rank * part..existing.end - rank * part)
@@ -44,7 +44,7 @@ impl Stretch {
             return SmallVec::new();
         };
         let distances = all.start.div_euclid(part)..(all.end - 1).div_euclid(part) + 1;
-        let piece = |distance: i64| Piece {
+        let piece = |distance: i64| Fetch {
             distance,
             range: (all.start - distance * part).max(0)..(all.end - distance * part).min(part),
         };
@@ -112,7 +112,7 @@ impl PartitionContext<'_> {
         let group = self.group(axes);
         let count = group.size as i64;
         let pieces = stretch.pieces(part, count);
-        let fetched = |piece: &Piece| if piece.distance == 0 { 0 } else { piece.range.end - piece.range.start };
+        let fetched = |piece: &Fetch| if piece.distance == 0 { 0 } else { piece.range.end - piece.range.start };
         let moved: i64 = pieces.iter().map(fetched).sum();
         // This device's buffer begins at `base + rank * pitch`.
         let (buffer, base, pitch) = if moved > part * (count - 1) && !stretch.wraps {
@@ -142,7 +142,7 @@ impl PartitionContext<'_> {
     }
 
     /// A piece of another device's part; zeros where there is no such device.
-    fn fetch(&mut self, value: Value, dim: usize, axes: &Axes, piece: &Piece, wraps: bool) -> Result<Value, OpError> {
+    fn fetch(&mut self, value: Value, dim: usize, axes: &Axes, piece: &Fetch, wraps: bool) -> Result<Value, OpError> {
         let group = self.group(axes);
         let count = group.size as i64;
         let own = self.builder.slice_dim(value, dim, piece.range.start as usize..piece.range.end as usize);

@@ -32,7 +32,7 @@ pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
 pub use stray::{Stray, StrayReason};
 pub use uneven::pad_uneven;
-pub use walk::{Partitioned, partition};
+pub use walk::{LocalProgram, partition};
 
 /// Returns those of `axes` that are in `others`.
 fn shared(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use super::error::PartitionError;
 use super::region::with_leading;
 use super::stray::{Stray, StrayReason};
-use super::walk::Walk;
+use super::walk::Partitioning;
 use crate::ir::{Axes, Dims, Graph, NodeRef, Spec, Value};
 use crate::ops::{Devices, Op, Scan};
 use meshloom_hlo::mesh::Mesh;
 
-impl Walk<'_, '_> {
+impl Partitioning<'_, '_> {
     /// A scan whose slices are split over mesh axes `along`: its body with each device's slices.
     pub(super) fn parallel_scan(&mut self, node: NodeRef<'_>, scan: &Scan, along: &Axes) -> Result<(), PartitionError> {
         let (body, shardings) = (&scan.body, self.body_shardings(node, 0)?);

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::linear::linearity;
 use super::reshard::combine;
-use super::walk::Walk;
+use super::walk::Partitioning;
 use super::{Fallback, PartitionError, without};
 use crate::ir::{Axes, DType, Dims, NodeRef, OpError, Spec, TensorType, Value};
 use crate::ops::{
@@ -23,7 +23,7 @@ struct Carried {
     operands: SmallVec<[usize; 4]>,
 }
 
-impl Walk<'_, '_> {
+impl Partitioning<'_, '_> {
     pub(super) fn primitive(&mut self, node: NodeRef<'_>, primitive: &dyn Primitive) -> Result<(), PartitionError> {
         let graph = self.graph;
         let operands: Types<'_> = node.operands().iter().map(|&value| graph.ty(value)).collect();

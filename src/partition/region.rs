@@ -3,21 +3,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::walk::{Version, Walk};
+use super::walk::{Partitioning, Version};
 use super::{PartitionError, shared, without};
 use crate::ir::{Axes, Graph, GraphBuilder, InternalError, NodeRef, PortInfo, Spec, TensorType, Value};
 use crate::ops::{Call, Cond, RegionKind, Scan, While};
 use crate::sharding::{Shardings, parallel_axes};
 
 /// A partitioned body, and the specs of its results before they were brought into the specs demanded.
-pub(super) struct Body {
+pub(super) struct PartitionedBody {
     pub(super) graph: Graph,
     pub(super) outputs: Vec<Spec>,
     /// Whether each input was used as it came: never brought into another state of summation.
     untouched: Vec<bool>,
 }
 
-impl<'a> Walk<'a, '_> {
+impl<'a> Partitioning<'a, '_> {
     pub(super) fn region(&mut self, node: NodeRef<'_>, op: RegionKind<'_>) -> Result<(), PartitionError> {
         match op {
             RegionKind::Scan(scan) => match parallel_axes(scan, node, |value| self.shardings.spec(value)) {
@@ -45,7 +45,8 @@ impl<'a> Walk<'a, '_> {
             let spec = self.spec_at_hand(operand, shardings.spec(input));
             inputs.push((self.get(operand, &spec)?, spec));
         }
-        let mut inner = Walk::new(self.mesh, body, shardings, self.builder, self.calls, self.fallbacks, &inputs);
+        let mut inner =
+            Partitioning::new(self.mesh, body, shardings, self.builder, self.calls, self.fallbacks, &inputs);
         inner.nodes()?;
         let mut outputs: Vec<Version> = Vec::new();
         for &output in body.outputs() {
@@ -64,7 +65,7 @@ impl<'a> Walk<'a, '_> {
         shardings: &Shardings,
         inputs: &[Spec],
         demand: impl Fn(usize, &Spec) -> Spec,
-    ) -> Result<Body, PartitionError> {
+    ) -> Result<PartitionedBody, PartitionError> {
         let mut builder = GraphBuilder::new(body.name());
         let mut versions = Vec::new();
         for (&input, spec) in body.inputs().iter().zip(inputs) {
@@ -72,7 +73,8 @@ impl<'a> Walk<'a, '_> {
             let local = TensorType { dtype: ty.dtype, dims: spec.local_dims(self.mesh, &ty.dims)? };
             versions.push((builder.input(local, PortInfo::default()), spec.clone()));
         }
-        let mut inner = Walk::new(self.mesh, body, shardings, &mut builder, self.calls, self.fallbacks, &versions);
+        let mut inner =
+            Partitioning::new(self.mesh, body, shardings, &mut builder, self.calls, self.fallbacks, &versions);
         inner.nodes()?;
         let (mut outputs, mut specs) = (Vec::new(), Vec::new());
         for (index, &output) in body.outputs().iter().enumerate() {
@@ -86,7 +88,7 @@ impl<'a> Walk<'a, '_> {
                 inner.versions(input).iter().all(|(_, other)| other.unreduced() == spec.unreduced())
             });
         let untouched = untouched.collect();
-        Ok(Body { graph: builder.finish_body(outputs), outputs: specs, untouched })
+        Ok(PartitionedBody { graph: builder.finish_body(outputs), outputs: specs, untouched })
     }
 
     fn scan(&mut self, node: NodeRef<'_>, scan: &Scan) -> Result<(), PartitionError> {
@@ -225,7 +227,7 @@ impl<'a> Walk<'a, '_> {
         }
         let wanted: Vec<Spec> = node.results().map(|result| self.shardings.spec(result).clone()).collect();
         let mut partial: Vec<Axes> = vec![Axes::new(); wanted.len()];
-        let mut branches: Vec<Option<Body>> = cond.branches.iter().map(|_| None).collect();
+        let mut branches: Vec<Option<PartitionedBody>> = cond.branches.iter().map(|_| None).collect();
         // A result that is a partial sum in one branch is one in all: a sum that is taken behind the branches need not
         // be taken in them. So a branch is written again where another has a sum that it does not have.
         while let Some(index) = branches.iter().position(Option::is_none) {

@@ -82,7 +82,7 @@ struct Classes {
 }
 
 /// A dimension of a value of a graph.
-type Place<'g> = (&'g Graph, Value, usize);
+type ValueDim<'g> = (&'g Graph, Value, usize);
 
 impl Classes {
     /// Gives every dimension of a graph and its bodies a number.
@@ -101,7 +101,7 @@ impl Classes {
         graph.nodes().flat_map(|node| node.op().regions()).for_each(|body| self.enter(body));
     }
 
-    fn find(&self, (graph, value, dim): Place<'_>) -> usize {
+    fn find(&self, (graph, value, dim): ValueDim<'_>) -> usize {
         let mut at = self.first[&std::ptr::from_ref(graph)][value.index()] + dim;
         while self.parent[at] != at {
             at = self.parent[at];
@@ -109,13 +109,13 @@ impl Classes {
         at
     }
 
-    fn unify(&mut self, left: Place<'_>, right: Place<'_>) {
+    fn unify(&mut self, left: ValueDim<'_>, right: ValueDim<'_>) {
         let (left, right) = (self.find(left), self.find(right));
         self.parent[left.max(right)] = left.min(right);
     }
 
     /// Unifies all dimensions of two values, those of the first from dimension `.2` on.
-    fn unify_values(&mut self, outer: Place<'_>, inner: Place<'_>) {
+    fn unify_values(&mut self, outer: ValueDim<'_>, inner: ValueDim<'_>) {
         for dim in 0..inner.0.ty(inner.1).rank() {
             self.unify((outer.0, outer.1, outer.2 + dim), (inner.0, inner.1, dim));
         }
@@ -154,7 +154,7 @@ impl Classes {
         graph.nodes().flat_map(|node| node.op().regions()).for_each(|body| self.demand(body, mesh));
     }
 
-    fn is_padded(&self, place: Place<'_>) -> bool {
+    fn is_padded(&self, place: ValueDim<'_>) -> bool {
         self.uneven[self.find(place)]
     }
 

@@ -16,7 +16,7 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// The program of one device, and the values that could not be split.
 #[derive(Clone, Debug)]
-pub struct Partitioned {
+pub struct LocalProgram {
     /// The graph, of local shapes.
     pub graph: Graph,
     /// Values that were joined because an op cannot work on their parts.
@@ -28,7 +28,7 @@ pub struct Partitioned {
 ///
 /// # Errors
 /// A dimension does not divide by the axes of its spec.
-pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Partitioned, PartitionError> {
+pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<LocalProgram, PartitionError> {
     let mut builder = GraphBuilder::new(graph.name());
     let (mut calls, mut fallbacks) = (FxHashMap::default(), Vec::new());
     let mut inputs = Vec::new();
@@ -38,14 +38,14 @@ pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Pa
         let local = TensorType { dtype: ty.dtype, dims: spec.local_dims(mesh, &ty.dims)? };
         inputs.push((builder.input(local, info.clone()), spec));
     }
-    let mut walk = Walk::new(mesh, graph, shardings, &mut builder, &mut calls, &mut fallbacks, &inputs);
+    let mut walk = Partitioning::new(mesh, graph, shardings, &mut builder, &mut calls, &mut fallbacks, &inputs);
     walk.nodes()?;
     let (mut outputs, mut ports) = (Vec::new(), graph.output_info().to_vec());
     for (&output, info) in graph.outputs().iter().zip(&mut ports) {
         let spec = info.spec.get_or_insert_with(|| shardings.spec(output).clone());
         outputs.push(walk.get(output, spec)?);
     }
-    Ok(Partitioned { graph: builder.finish(outputs, ports), fallbacks })
+    Ok(LocalProgram { graph: builder.finish(outputs, ports), fallbacks })
 }
 
 /// Functions partitioned so far, by address and the specs of their operands; with the specs of their results.
@@ -54,7 +54,7 @@ pub(super) type Calls = FxHashMap<(*const Graph, Vec<Spec>), (std::sync::Arc<Gra
 /// A local value, and the spec by which local values make up the global one.
 pub(super) type Version = (Value, Spec);
 
-pub(super) struct Walk<'a, 'b> {
+pub(super) struct Partitioning<'a, 'b> {
     pub(super) mesh: &'a Mesh,
     pub(super) graph: &'a Graph,
     pub(super) shardings: &'a Shardings,
@@ -68,7 +68,7 @@ pub(super) struct Walk<'a, 'b> {
     pub(super) uses: Vec<u32>,
 }
 
-impl<'a, 'b> Walk<'a, 'b> {
+impl<'a, 'b> Partitioning<'a, 'b> {
     pub(super) fn new(
         mesh: &'a Mesh,
         graph: &'a Graph,
@@ -77,7 +77,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         calls: &'b mut Calls,
         fallbacks: &'b mut Vec<Fallback>,
         inputs: &[Version],
-    ) -> Walk<'a, 'b> {
+    ) -> Partitioning<'a, 'b> {
         let mut versions = vec![SmallVec::new(); graph.value_count()];
         for (&input, version) in graph.inputs().iter().zip(inputs) {
             versions[input.index()].push(version.clone());
@@ -85,7 +85,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let mut uses = vec![0; graph.value_count()];
         let read = graph.nodes().flat_map(|node| node.operands()).chain(graph.outputs());
         read.for_each(|value| uses[value.index()] += 1);
-        Walk { mesh, graph, shardings, builder, calls, fallbacks, versions, uses }
+        Partitioning { mesh, graph, shardings, builder, calls, fallbacks, versions, uses }
     }
 
     pub(super) fn nodes(&mut self) -> Result<(), PartitionError> {

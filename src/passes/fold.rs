@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::evaluate::evaluate;
-use super::rewrite::{LARGEST_FOLDED, Match, Rewrite, Rule};
+use super::rewrite::{LARGEST_FOLDED, Match, Rewrite, RewriteRule};
 use crate::ir::{Literal, TensorType, Value};
 use crate::ops::{Class, Constant, Op, Splat};
 
@@ -14,20 +14,20 @@ use crate::ops::{Class, Constant, Op, Splat};
 /// alone and has equal elements is a splat of any size.
 pub(crate) const FOLD_CONSTANTS: Rewrite = Rewrite { folding: Some(rules), ..Rewrite::NOTHING };
 
-const RULES: &[Rule] = &[
-    Rule {
+const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "op(splats) = splat",
         argument: "every element of the result is computed from the same numbers, so one is computed for all",
         apply: fold_splats,
     },
-    Rule {
+    RewriteRule {
         name: "op(constants) = constant",
         argument: "the host computes what every back end computes",
         apply: fold_constants,
     },
 ];
 
-fn rules(op: &Op) -> &'static [Rule] {
+fn rules(op: &Op) -> &'static [RewriteRule] {
     match op.facts().class {
         // The bytes of the constant may be those of a splat.
         Class::Source if matches!(op, Op::Constant(_)) => &RULES[1..],

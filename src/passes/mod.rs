@@ -29,7 +29,7 @@ pub use collectives::{
 };
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;
-pub use rewrite::{LARGEST_FOLDED, Rule};
+pub use rewrite::{LARGEST_FOLDED, RewriteRule};
 pub use unroll::unroll;
 
 pub(crate) use algebra::SIMPLIFY;

@@ -40,7 +40,7 @@ pub fn annotate(
     let mut of_names = rules.check_names(&named_dims(graph))?;
     rules.note_large_without_rule(parameters(graph), &mut of_names);
     diagnostics.extend(of_names);
-    let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: BodyCache::default() };
+    let mut pass = Annotating { mesh, rules, diagnostics, rows: Vec::new(), bodies: BodyCache::default() };
     let mut inputs = graph.input_info().to_vec();
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
@@ -75,7 +75,7 @@ pub fn annotate(
     Ok(Annotated { graph: annotated, table, diagnostics })
 }
 
-struct Pass<'a> {
+struct Annotating<'a> {
     mesh: &'a Mesh,
     rules: &'a RuleSets,
     diagnostics: Vec<Diagnostic>,
@@ -143,7 +143,7 @@ fn parameters(graph: &Graph) -> impl Iterator<Item = (Vec<String>, String, usize
     })
 }
 
-impl Pass<'_> {
+impl Annotating<'_> {
     fn graph(&mut self, graph: &Graph, inputs: &[PortInfo]) -> Result<Graph, ShardingError> {
         let mut copy = GraphCopy::new(graph);
         graph.inputs().iter().zip(inputs).for_each(|(&input, info)| copy.input(input, info.clone()));

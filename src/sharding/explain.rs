@@ -68,7 +68,7 @@ meshloom_hlo::debug_is_message!(UnknownTensor);
 
 /// The graph that a value is in: the program's, or a body of a node of another.
 #[derive(Clone, Copy)]
-struct Level<'a> {
+struct RegionLevel<'a> {
     graph: &'a Graph,
     shardings: &'a Shardings,
     /// The node whose body it is, the number of the body, and the level of that node.
@@ -76,10 +76,10 @@ struct Level<'a> {
 }
 
 /// A value in a level.
-type Place = (usize, Value);
+type ValueInLevel = (usize, Value);
 
 struct Levels<'a> {
-    levels: Vec<Level<'a>>,
+    levels: Vec<RegionLevel<'a>>,
     mesh: &'a Mesh,
     table: Option<&'a ShardingTable>,
 }
@@ -117,13 +117,13 @@ pub fn explain(
 
 impl<'a> Levels<'a> {
     fn of(graph: &'a Graph, shardings: &'a Shardings, mesh: &'a Mesh, table: Option<&'a ShardingTable>) -> Levels<'a> {
-        let mut levels = vec![Level { graph, shardings, around: None }];
+        let mut levels = vec![RegionLevel { graph, shardings, around: None }];
         let mut next = 0;
-        while let Some(&Level { graph, shardings, .. }) = levels.get(next) {
+        while let Some(&RegionLevel { graph, shardings, .. }) = levels.get(next) {
             for node in graph.nodes() {
                 for (index, body) in node.op().regions().enumerate() {
                     if let Some(shardings) = shardings.body(node.id, index) {
-                        levels.push(Level { graph: body, shardings, around: Some((node, index, next)) });
+                        levels.push(RegionLevel { graph: body, shardings, around: Some((node, index, next)) });
                     }
                 }
             }
@@ -132,11 +132,11 @@ impl<'a> Levels<'a> {
         Levels { levels, mesh, table }
     }
 
-    fn ports(&self, query: &str) -> Vec<Place> {
+    fn ports(&self, query: &str) -> Vec<ValueInLevel> {
         let graph = self.levels[0].graph;
         let inputs = graph.inputs().iter().zip(graph.input_info());
         let outputs = graph.outputs().iter().zip(graph.output_info());
-        let named = |exact: bool| -> Vec<Place> {
+        let named = |exact: bool| -> Vec<ValueInLevel> {
             let is_it = |path: &str| match exact {
                 true => path == query,
                 false => path.strip_suffix(query).is_some_and(|rest| rest.ends_with('.')),
@@ -149,7 +149,7 @@ impl<'a> Levels<'a> {
     }
 
     /// Results of nodes in a scope, or of a source line.
-    fn values(&self, query: &str) -> Vec<Place> {
+    fn values(&self, query: &str) -> Vec<ValueInLevel> {
         let is_it = |node: &NodeRef<'_>| {
             let name = node_name(node);
             let in_scope = name == query || scope_name(node) == query || name.ends_with(&format!("/{query}"));
@@ -159,14 +159,14 @@ impl<'a> Levels<'a> {
                     .source()
                     .is_some_and(|source| source == query || source.ends_with(&format!("/{query}")))
         };
-        let of_level = |(index, level): (usize, &Level<'a>)| {
+        let of_level = |(index, level): (usize, &RegionLevel<'a>)| {
             let nodes = level.graph.nodes().filter(is_it).filter(|node| node.results().len() > 0);
             nodes.map(|node| (index, node.result())).collect::<Vec<_>>()
         };
         self.levels.iter().enumerate().flat_map(of_level).collect()
     }
 
-    fn explain(&self, place: Place) -> Explanation {
+    fn explain(&self, place: ValueInLevel) -> Explanation {
         let mut steps = Vec::new();
         let mut at = place;
         loop {
@@ -179,8 +179,8 @@ impl<'a> Levels<'a> {
         }
     }
 
-    fn step(&self, place: Place, next: Option<(Place, Node)>) -> ExplainedStep {
-        let Level { graph, shardings, .. } = self.levels[place.0];
+    fn step(&self, place: ValueInLevel, next: Option<(ValueInLevel, Node)>) -> ExplainedStep {
+        let RegionLevel { graph, shardings, .. } = self.levels[place.0];
         let value = place.1;
         let (name, source) = self.name(place);
         let because = match (shardings.origin(value), next) {
@@ -201,7 +201,7 @@ impl<'a> Levels<'a> {
     }
 
     /// The name of a value, and the source line where it was written.
-    fn name(&self, (level, value): Place) -> (String, Option<String>) {
+    fn name(&self, (level, value): ValueInLevel) -> (String, Option<String>) {
         let graph = self.levels[level].graph;
         let port = |values: &[Value], infos: &[crate::ir::PortInfo]| {
             let found = values.iter().zip(infos).find(|(port, info)| **port == value && !info.path.is_empty());
@@ -226,8 +226,8 @@ impl<'a> Levels<'a> {
     }
 
     /// The node that passed a spec on to a value: one of its own graph, or the one whose body that is.
-    fn through(&self, (level, value): Place, node: Node) -> String {
-        let Level { graph, around, .. } = self.levels[level];
+    fn through(&self, (level, value): ValueInLevel, node: Node) -> String {
+        let RegionLevel { graph, around, .. } = self.levels[level];
         let own = || (node.index() < graph.node_count()).then(|| graph.node(node)).filter(|node| touches(node, value));
         match (own(), around) {
             (Some(node), _) => node_name(&node),
@@ -237,11 +237,11 @@ impl<'a> Levels<'a> {
     }
 
     /// The value that had the axes before, and the node by which they came.
-    fn before(&self, place: Place) -> Option<(Place, Node)> {
+    fn before(&self, place: ValueInLevel) -> Option<(ValueInLevel, Node)> {
         let (level, value) = place;
-        let Level { graph, shardings, around } = self.levels[level];
+        let RegionLevel { graph, shardings, around } = self.levels[level];
         let SpecOrigin::Through(node) = shardings.origin(value) else { return None };
-        let mut candidates: Vec<Place> = Vec::new();
+        let mut candidates: Vec<ValueInLevel> = Vec::new();
         if node.index() < graph.node_count() {
             let node = graph.node(node);
             if touches(&node, value) {
@@ -256,7 +256,7 @@ impl<'a> Levels<'a> {
                 .extend(ties.iter().filter(|tie| tie.body == body && tie.inner == value).map(|tie| (outer, tie.outer)));
         }
         let (time, spec) = (shardings.time(value), shardings.spec(value));
-        let came_before = |&(level, other): &Place| {
+        let came_before = |&(level, other): &ValueInLevel| {
             let shardings = self.levels[level].shardings;
             shardings.known(other).is_some() && shardings.time(other) < time && share_axes(shardings.spec(other), spec)
         };
@@ -268,13 +268,13 @@ impl<'a> Levels<'a> {
     }
 
     fn level_of(&self, level: usize, node: Node, body: usize) -> Option<usize> {
-        let is_it = |candidate: &Level<'_>| {
+        let is_it = |candidate: &RegionLevel<'_>| {
             candidate.around.is_some_and(|(around, index, outer)| (around.id, index, outer) == (node, body, level))
         };
         self.levels.iter().position(is_it)
     }
 
-    fn port_reason(&self, (_, value): Place) -> String {
+    fn port_reason(&self, (_, value): ValueInLevel) -> String {
         let graph = self.levels[0].graph;
         let input = graph.inputs().iter().zip(graph.input_info()).find(|(input, _)| **input == value);
         let output = graph.outputs().iter().zip(graph.output_info()).find(|(output, _)| **output == value);

@@ -34,7 +34,7 @@ pub enum SpecOrigin {
 /// The specs of a graph's values and of the bodies of its nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Shardings {
-    values: Vec<Entry>,
+    values: Vec<KnownSpec>,
     nodes: Vec<Visited>,
     bodies: FxHashMap<Node, SmallVec<[Shardings; 2]>>,
 }
@@ -49,7 +49,7 @@ struct Visited {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Entry {
+struct KnownSpec {
     spec: Spec,
     /// Whether the spec is a demand, to which nothing may be added.
     closed: bool,
@@ -63,7 +63,7 @@ impl Shardings {
         let entry = |value: Value| {
             // Ops that have nothing else in common may share it, and it would carry specs from one to the other.
             let closed = is_made_anywhere(graph, value);
-            Entry { spec: Spec::replicated(graph.ty(value).rank()), closed, ..Entry::default() }
+            KnownSpec { spec: Spec::replicated(graph.ty(value).rank()), closed, ..KnownSpec::default() }
         };
         let values = graph.values().map(entry).collect();
         let bodies = graph.nodes().filter(|node| node.op().as_primitive().is_none()).map(|node| {
@@ -135,7 +135,7 @@ pub fn propagate(graph: &Graph, mesh: &Mesh) -> Shardings {
     for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
         if let Some(spec) = &info.spec {
             shardings.values[input.index()] =
-                Entry { spec: spec.clone(), closed: true, origin: SpecOrigin::Port, time: 1 };
+                KnownSpec { spec: spec.clone(), closed: true, origin: SpecOrigin::Port, time: 1 };
         }
     }
     let mut sweeper = Sweeper { mesh, level: Level::PassThrough, changed: false, time: 1 };
@@ -159,8 +159,12 @@ pub fn propagate(graph: &Graph, mesh: &Mesh) -> Shardings {
 fn seed(graph: &Graph, shardings: &mut Shardings) {
     for node in graph.nodes() {
         if let Op::Reshard(reshard) = node.op() {
-            let entry =
-                Entry { spec: reshard.spec.clone(), closed: true, origin: SpecOrigin::Constraint(node.id), time: 1 };
+            let entry = KnownSpec {
+                spec: reshard.spec.clone(),
+                closed: true,
+                origin: SpecOrigin::Constraint(node.id),
+                time: 1,
+            };
             shardings.values[node.result().index()] = entry;
         }
         if let Some(bodies) = shardings.bodies.get_mut(&node.id) {

@@ -24,7 +24,7 @@ pub struct Propagated<'g> {
 }
 
 /// An axis, and the size of its major part.
-type Cut = (MeshAxis, usize);
+type MajorPart = (MeshAxis, usize);
 
 /// A graph and its mesh with each axis cut into parts of these sizes, major to minor; `None` if no more axes fit.
 pub fn cut_axes(graph: &Graph, mesh: &Mesh, sizes: &[Vec<usize>]) -> Option<(Graph, Mesh)> {
@@ -47,7 +47,7 @@ pub fn propagate_with_sub_axes<'g>(graph: &'g Graph, mesh: &Mesh) -> Propagated<
 }
 
 /// The first axis of the graph that lies across two factors of a dimension.
-fn find_in(graph: &Graph, shardings: &Shardings, mesh: &Mesh) -> Option<Cut> {
+fn find_in(graph: &Graph, shardings: &Shardings, mesh: &Mesh) -> Option<MajorPart> {
     graph.nodes().find_map(|node| {
         if let Some(rule) = shardings.rule(node.id).filter(|rule| rule.is_compound()) {
             let tensors = rule.operands.iter().chain(&rule.results);
@@ -60,7 +60,7 @@ fn find_in(graph: &Graph, shardings: &Shardings, mesh: &Mesh) -> Option<Cut> {
 }
 
 /// An axis of the spec that one factor of its dimension cannot take alone, but can take together with the next.
-fn across(mesh: &Mesh, rule: &FactorRule, dims: &TensorFactors, spec: &Spec) -> Option<Cut> {
+fn across(mesh: &Mesh, rule: &FactorRule, dims: &TensorFactors, spec: &Spec) -> Option<MajorPart> {
     dims.iter().enumerate().filter(|(_, factors)| factors.len() > 1).find_map(|(dim, factors)| {
         let mut sizes = factors.iter().map(|&factor| rule.factors[factor as usize].size);
         let mut left = sizes.next()?;

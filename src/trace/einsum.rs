@@ -86,6 +86,7 @@ pub fn einsum_with(formula: &str, operands: &[Tensor], options: impl Into<DotOpt
 }
 
 /// The letters of the operands and of the result, or what is wrong with a formula for these operands.
+#[track_caller]
 fn parse(formula: &str, operands: &[Tensor]) -> Result<(SmallVec<[Letters; 2]>, Letters), String> {
     let Some((inputs, output)) = formula.split_once("->") else { return Err("there is no `->`".to_owned()) };
     let inputs: SmallVec<[Letters; 2]> = inputs.split(',').map(|term| term.trim().chars().collect()).collect();

@@ -19,9 +19,9 @@ use crate::ops::{
 use meshloom_hlo::PlatformKind;
 use meshloom_hlo::message::counted;
 
-type Definition = dyn Fn(&[Tensor]) -> Vec<Tensor> + Send + Sync;
-type Gradient = dyn Fn(&[Tensor], &[Tensor], &[Tensor]) -> Vec<Option<Tensor>> + Send + Sync;
-type Body = dyn FnOnce(&[Tensor]) -> Vec<Tensor> + Send;
+type KernelDefinition = dyn Fn(&[Tensor]) -> Vec<Tensor> + Send + Sync;
+type GradientClosure = dyn Fn(&[Tensor], &[Tensor], &[Tensor]) -> Vec<Option<Tensor>> + Send + Sync;
+type KernelClosure = dyn FnOnce(&[Tensor]) -> Vec<Tensor> + Send;
 type Choice = dyn Fn(&[TensorType]) -> Option<KernelBody> + Send + Sync;
 
 /// The element type of a kernel's result.
@@ -38,7 +38,7 @@ pub enum KernelBody {
     /// A call of code that the plugin knows, or compiles.
     Call(CustomCall),
     /// A function of tensors.
-    Traced(Box<Body>),
+    Traced(Box<KernelClosure>),
 }
 
 impl KernelBody {
@@ -82,25 +82,25 @@ pub struct Kernel {
     name: Name,
     rule: RuleText,
     results: Vec<ResultDType>,
-    definition: Arc<Definition>,
-    gradient: Option<Arc<Gradient>>,
+    definition: Arc<KernelDefinition>,
+    gradient: Option<Arc<GradientClosure>>,
     implementations: Vec<Implementation>,
     place: CallSite,
-    definitions: Made<Graph>,
-    gradients: Made<KernelGradient>,
+    definitions: MadeGraphs<Graph>,
+    gradients: MadeGraphs<KernelGradient>,
 }
 
 /// Graphs made so far, by the types of operands.
-struct Made<T>(Mutex<MadeByTypes<T>>);
+struct MadeGraphs<T>(Mutex<MadeByTypes<T>>);
 type MadeByTypes<T> = FxHashMap<Vec<TensorType>, Result<Arc<T>, TypeError>>;
 
-impl<T> Default for Made<T> {
-    fn default() -> Made<T> {
-        Made(Mutex::default())
+impl<T> Default for MadeGraphs<T> {
+    fn default() -> MadeGraphs<T> {
+        MadeGraphs(Mutex::default())
     }
 }
 
-impl<T> Made<T> {
+impl<T> MadeGraphs<T> {
     fn of(&self, types: &[TensorType], make: impl FnOnce() -> Result<T, TypeError>) -> Result<Arc<T>, TypeError> {
         // Nothing is locked while a graph is made: that may ask for the graphs of other types.
         if let Some(known) = self.0.lock().unwrap_or_else(|error| error.into_inner()).get(types) {
@@ -132,8 +132,8 @@ impl Kernel {
             gradient: None,
             implementations: Vec::new(),
             place: Location::caller(),
-            definitions: Made::default(),
-            gradients: Made::default(),
+            definitions: MadeGraphs::default(),
+            gradients: MadeGraphs::default(),
         })
     }
 

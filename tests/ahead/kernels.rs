@@ -110,7 +110,7 @@ pub fn compile(target: &str) {
         kernels.extend(attention(&what, &of_widths(dtype, width, value_width, true)));
     }
     for (dtype, inner, columns) in [(DType::BF16, 2048, 1024), (DType::F32, 1024, 512), (DType::BF16, 64, 96)] {
-        let blocks = grouped::Blocks::new(dtype, 65_536, inner, columns, 8).expect("widths that can be cut");
+        let blocks = grouped::GroupedBlocks::new(dtype, 65_536, inner, columns, 8).expect("widths that can be cut");
         let of = Grouped { dtype, rows: 65_536, inner, columns, groups: 8, blocks };
         let count = of.visit_count();
         let products = [of.by_rows(count, false), of.by_rows(count, true), of.by_groups(count)];

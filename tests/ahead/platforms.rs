@@ -205,7 +205,7 @@ pub fn the_explicit_step_compiles_for_64_gpus() {
 }
 
 /// Eight devices of a chip.
-fn target(preset: &Preset) -> String {
+fn target(preset: &ChipOptions) -> String {
     match preset.chip {
         "v5e" | "v6e" => format!("{}:2x4", preset.chip),
         "v5p" => "v5p:2x2x2".to_owned(),
@@ -216,12 +216,12 @@ fn target(preset: &Preset) -> String {
 
 /// The plugin takes every option of its chips. One that it does not know it refuses, with its name.
 pub fn presets_are_accepted(platform: &str) {
-    let of_platform = || PRESETS.iter().filter(|preset| topology(&target(preset)).platform().name() == platform);
+    let of_platform = || CHIP_OPTIONS.iter().filter(|preset| topology(&target(preset)).platform().name() == platform);
     assert!(of_platform().count() >= 4);
     for preset in of_platform() {
         let target = target(preset);
         let described = described(&target);
-        assert_eq!(described.platform.preset(), Some(preset), "{target}");
+        assert_eq!(described.platform.chip_options(), Some(preset), "{target}");
         let mut options = CompileOptions::partitioned(8);
         for option in preset.options() {
             let (name, value) = option.split_once('=').expect("name=value");
@@ -258,7 +258,7 @@ pub fn the_topology_is_the_platform(target: &str) {
         assert!(step.lowered.module.bytes == expected.module.bytes, "{platform}");
     }
     // Options that follow from the chip can be changed, one by one and as a whole.
-    let preset = described.platform.preset().expect("a preset").options().next().expect("an option");
+    let preset = described.platform.chip_options().expect("a preset").options().next().expect("an option");
     let (name, value) = preset.split_once('=').expect("name=value");
     let options = |keys: &[&str]| {
         config(&[&[&format!("target.topology={target}")], keys]).compiler_options(&described.platform).expect("options")

@@ -11,7 +11,7 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::{Graph, GraphTextOptions, Literal, TensorType};
 use meshloom::kernels::{Blocks, Kernels};
-use meshloom::ops::{CustomCall, KernelCost, KernelNameError, KernelRef, RematPolicy, RuleProblem, RuleText};
+use meshloom::ops::{CustomCall, FactorRuleProblem, KernelCost, KernelNameError, KernelRef, RematPolicy, RuleText};
 use meshloom::partition::CollectiveKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{
@@ -267,23 +267,23 @@ fn rules_that_mean_nothing_are_refused() {
     let problem = |text: &str| text.parse::<RuleText>().map(drop).expect_err(text).problem;
     let term = |term: &str| term.to_owned();
     for (text, expected) in [
-        ("td,d", RuleProblem::Arrow),
-        ("td->d->t", RuleProblem::Arrow),
-        ("t?->t", RuleProblem::Dimension { found: '?', term: term("t?") }),
-        ("tt->t", RuleProblem::Repeated { letter: 't', term: term("tt") }),
-        ("t->tu", RuleProblem::Unsized('u')),
-        ("...t->t", RuleProblem::Leading),
-        ("t->...t", RuleProblem::Leading),
-        ("td->t", RuleProblem::Unsaid { letter: 'd', in_some: false }),
-        ("td->t,d | sum d", RuleProblem::Unsaid { letter: 't', in_some: true }),
-        ("td->t | add d", RuleProblem::Word { word: term("add"), suggestion: String::new() }),
-        ("td->t |", RuleProblem::Word { word: String::new(), suggestion: String::new() }),
-        ("td->t | sum", RuleProblem::Letters { word: term("sum"), found: String::new() }),
-        ("td->t | sum dt", RuleProblem::Letters { word: term("sum"), found: term("dt") }),
-        ("td->t | sum d, whole e", RuleProblem::Unknown('e')),
-        ("td->t | sum d, whole d", RuleProblem::Twice('d')),
-        ("td->td | sum d", RuleProblem::Contradiction { word: "sum", letter: 'd', in_all: true }),
-        ("td->t | split d", RuleProblem::Contradiction { word: "split", letter: 'd', in_all: false }),
+        ("td,d", FactorRuleProblem::Arrow),
+        ("td->d->t", FactorRuleProblem::Arrow),
+        ("t?->t", FactorRuleProblem::Dimension { found: '?', term: term("t?") }),
+        ("tt->t", FactorRuleProblem::Repeated { letter: 't', term: term("tt") }),
+        ("t->tu", FactorRuleProblem::Unsized('u')),
+        ("...t->t", FactorRuleProblem::Leading),
+        ("t->...t", FactorRuleProblem::Leading),
+        ("td->t", FactorRuleProblem::Unsaid { letter: 'd', in_some: false }),
+        ("td->t,d | sum d", FactorRuleProblem::Unsaid { letter: 't', in_some: true }),
+        ("td->t | add d", FactorRuleProblem::Word { word: term("add"), suggestion: String::new() }),
+        ("td->t |", FactorRuleProblem::Word { word: String::new(), suggestion: String::new() }),
+        ("td->t | sum", FactorRuleProblem::Letters { word: term("sum"), found: String::new() }),
+        ("td->t | sum dt", FactorRuleProblem::Letters { word: term("sum"), found: term("dt") }),
+        ("td->t | sum d, whole e", FactorRuleProblem::Unknown('e')),
+        ("td->t | sum d, whole d", FactorRuleProblem::Twice('d')),
+        ("td->td | sum d", FactorRuleProblem::Contradiction { word: "sum", letter: 'd', in_all: true }),
+        ("td->t | split d", FactorRuleProblem::Contradiction { word: "split", letter: 'd', in_all: false }),
     ] {
         assert_eq!(problem(text), expected, "{text}");
     }

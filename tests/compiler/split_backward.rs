@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meshloom::autodiff::{Halves, KeptBytes, Read, SplitBackward};
+use meshloom::autodiff::{Halves, HeldRead, KeptBytes, SplitBackward};
 use meshloom::ir::DType::{self, BF16, F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType, verify};
 use meshloom::ops::{Op, RematPolicy};
@@ -333,5 +333,5 @@ fn calls_and_branches() {
     });
     let split = program.check();
     assert_eq!(split.weights_half().node_count(), 0);
-    assert!(split.reads().iter().all(|read| matches!(read, Read::Between(_))));
+    assert!(split.reads().iter().all(|read| matches!(read, HeldRead::Between(_))));
 }

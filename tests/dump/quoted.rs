@@ -15,11 +15,7 @@ use crate::dump::command::prints;
 /// beginning of the block, with the reason.
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/checkpoints.md", "checkpoints/", "a folder"),
-    (
-        "docs/bisect.md",
-        "$ meshloom bisect fold.txt",
-        "a command that exits with 1; tests/dump/bisect.rs has its like",
-    ),
+    ("docs/bisect.md", "$ meshloom bisect fold.txt", "a command that exits with 1; tests/dump/bisect.rs has its like"),
     ("docs/memory.md", "MESHLOOM_TEST_PLUGINS=all", "a command that compiles for minutes"),
     ("docs/memory.md", "MESHLOOM_WRITE_DOCS=1", "a command that writes the page"),
     ("docs/partitioning.md", "Graph + specs", "a diagram"),

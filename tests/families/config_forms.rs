@@ -183,7 +183,8 @@ fn published_gemma_3_is_read_right() {
         let mut file = beside.clone();
         file["text_config"] = decoder;
         let found = read(&file).unwrap_or_else(|error| panic!("{preset}: {error}"));
-        let expected = meshloom_models::families::preset(preset).unwrap_or_else(|error| panic!("{preset}: {error}"));
+        let expected =
+            meshloom_models::families::named_model(preset).unwrap_or_else(|error| panic!("{preset}: {error}"));
         assert_eq!(found.architecture, expected.architecture, "{preset}");
         assert_eq!(found.unknown_keys, Vec::<String>::new(), "{preset}");
         assert_eq!(found.dtype, expected.dtype, "{preset}");

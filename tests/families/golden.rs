@@ -249,7 +249,7 @@ pub fn interpreted(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
 /// The elements of a parameter of one layer.
 fn elements(parameter: &TensorsOf, tensors: &dyn Fn(&str) -> Vec<f32>) -> Vec<f32> {
     let count = parameter.dims.iter().product::<usize>() / parameter.parts.len();
-    let of_part = |part: &meshloom_models::families::Part| -> Vec<f32> {
+    let of_part = |part: &meshloom_models::families::TensorPart| -> Vec<f32> {
         let numbers = tensors(&part.tensor);
         (0..count).map(|element| numbers[part.place(element)]).collect()
     };

@@ -1,7 +1,7 @@
 //! Published models by name.
 
 use meshloom::trace::Tree;
-use meshloom_models::families::{PRESETS, preset};
+use meshloom_models::families::{NAMED_MODELS, named_model};
 use meshloom_nn::DecoderConfig;
 
 /// Parameters of each preset, as transformers counts them (tests/oracle/presets.py), which the script compares with the
@@ -10,9 +10,9 @@ use meshloom_nn::DecoderConfig;
 fn presets_have_as_many_parameters_as_published() {
     let table = std::fs::read_to_string(support::path("tests/oracle/presets.tsv")).expect("the table");
     let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split('\t').collect()).collect();
-    assert_eq!(rows.len(), PRESETS.len());
-    for (name, _) in PRESETS {
-        let published = preset(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(rows.len(), NAMED_MODELS.len());
+    for (name, _) in NAMED_MODELS {
+        let published = named_model(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(published.unknown_keys, Vec::<String>::new(), "{name}");
         let parameters = DecoderConfig::new(published.architecture).parameters();
         let counted = parameters.paths().into_iter().zip(parameters.leaves());
@@ -25,11 +25,11 @@ fn presets_have_as_many_parameters_as_published() {
 
 #[test]
 fn a_preset_that_is_not_there_is_named() {
-    let message = |name: &str| match preset(name) {
+    let message = |name: &str| match named_model(name) {
         Ok(_) => "found".to_owned(),
         Err(error) => error.to_string(),
     };
     let start =
-        "there is no preset \"llama-3.1-8B\" (did you mean \"llama-3.1-8b\"?); there are deepseek-v3, gemma-2-2b, ";
+        "there is no model \"llama-3.1-8B\" (did you mean \"llama-3.1-8b\"?); there are deepseek-v3, gemma-2-2b, ";
     assert!(message("llama-3.1-8B").starts_with(start), "{}", message("llama-3.1-8B"));
 }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use meshloom::hlo::parse::{Limits, make_names_unique, parse, parse_bytes, parse_with};
+use meshloom::hlo::parse::{TextLimits, make_names_unique, parse, parse_bytes, parse_with};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig, PrimitiveType, ShapeProto};
 use meshloom::hlo::read;
 use meshloom::hlo::text::{TextOptions, print, print_with_config};
@@ -252,7 +252,7 @@ fn errors_are_short() {
 
 #[test]
 fn bytes_that_are_not_utf8_have_a_place() {
-    let error = parse_bytes(b"HloModule m\n\nENTRY \xff {", &Limits::default()).unwrap_err();
+    let error = parse_bytes(b"HloModule m\n\nENTRY \xff {", &TextLimits::default()).unwrap_err();
     assert_eq!((error.line, error.column), (3, 7));
     assert!(error.message.contains("0xff is not UTF-8"), "{error}");
 }
@@ -291,10 +291,10 @@ fn nesting_is_bounded() {
     };
     parse(&tuples(60)).unwrap();
     assert!(parse(&tuples(65)).unwrap_err().message.contains("nested more than 64 levels deep"));
-    assert!(parse_with(&tuples(5), &Limits { nesting: 4, ..Limits::default() }).is_err());
-    assert!(parse_with(&tuples(5), &Limits { bytes: 20, ..Limits::default() }).is_err());
+    assert!(parse_with(&tuples(5), &TextLimits { nesting: 4, ..TextLimits::default() }).is_err());
+    assert!(parse_with(&tuples(5), &TextLimits { bytes: 20, ..TextLimits::default() }).is_err());
     let constant = entry("  y = f32[3] constant({1, 2, 3})");
-    assert!(parse_with(&constant, &Limits { literal_elements: 2, ..Limits::default() }).is_err());
+    assert!(parse_with(&constant, &TextLimits { literal_elements: 2, ..TextLimits::default() }).is_err());
 }
 
 /// A tuple of two tuples of two tuples and so on: its shape is not written, and would not fit anywhere.

@@ -14,7 +14,7 @@ use meshloom::analysis::{
 };
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, ShapeProto};
-use meshloom::hlo::read::{self, Form, Found};
+use meshloom::hlo::read::{self, Form, ReadModule};
 use meshloom::hlo::stablehlo::WriteOptions;
 use meshloom::hlo::text::{Layouts, TextOptions, print, print_shape};
 use meshloom::ir::{DType, Literal, TensorType};
@@ -61,7 +61,7 @@ fn folder() -> PathBuf {
     support::path("tests/foreign/lowered")
 }
 
-fn file(name: &str) -> Found {
+fn file(name: &str) -> ReadModule {
     let bytes = fs::read(folder().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     read::read(&bytes, &read::Limits::default()).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
@@ -203,7 +203,7 @@ fn what_is_read_is_hlo() {
 fn what_is_written_reads_back() {
     for entry in fs::read_dir(folder()).expect("a folder") {
         let name = entry.expect("an entry").file_name().into_string().expect("a name");
-        let Found { module, config, .. } = file(&name);
+        let ReadModule { module, config, .. } = file(&name);
         let Devices { partitions, replicas } = device_count(&module, config.as_ref());
         for metadata in [false, true] {
             let options = WriteOptions { partitions, replicas, metadata };

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
-use meshloom::partition::{Partitioned, partition};
+use meshloom::partition::{LocalProgram, partition};
 use meshloom::pjrt::{Array, ArraySpec, CompileOptions, ShardLayout};
 use meshloom::sharding::{Axes, Mesh, MeshAxis, Spec, propagate};
 
@@ -124,7 +124,7 @@ fn layout(mesh: &Mesh, dims: &[usize], spec: &Spec) -> ShardLayout {
 }
 
 /// Builds a program of all cases and its inputs, and partitions it for one device.
-fn partitioned(mesh: &Mesh, cases: &[&Case<'_>]) -> Result<(Partitioned, Vec<(Tensor, Spec)>), String> {
+fn partitioned(mesh: &Mesh, cases: &[&Case<'_>]) -> Result<(LocalProgram, Vec<(Tensor, Spec)>), String> {
     let mut builder = GraphBuilder::new("ops");
     let port = |spec: &Spec| PortInfo { spec: Some(spec.clone()), ..PortInfo::default() };
     let inputs: Vec<Vec<(Tensor, Spec)>> = cases.iter().map(|case| case.inputs()).collect();

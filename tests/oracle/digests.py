@@ -27,7 +27,7 @@ READS = {
     "hlo_parse.py": ["hlo_snapshots", "crates/hlo/src/parse", "crates/hlo/src/syntax"],
     "hlo_text.py": ["crates/hlo/src/text", "crates/hlo/src/text.rs", "crates/hlo/src/number.rs", "crates/hlo/src/syntax"],
     "lowered.py": ["tests/foreign/lowered"],
-    "presets.py": ["crates/models/src/families/presets"],
+    "presets.py": ["crates/models/src/families/named_models"],
     "second_order.py": ["tests/compiler/second_order.rs"],
     "stablehlo.py": ["hlo_snapshots", "tests/oracle/hlo", "tests/foreign", "crates/hlo/src/stablehlo"],
 }

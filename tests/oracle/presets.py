@@ -1,4 +1,4 @@
-"""Writes presets.tsv: parameters of the published models of crates/models/src/families/presets, counted by
+"""Writes presets.tsv: parameters of the published models of crates/models/src/families/named_models, counted by
 transformers.
 
 Each `config.json` becomes a model on torch's meta device (no memory, no downloads); a tied head counts once. The count
@@ -60,7 +60,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 PATH = Path(__file__).parent / "presets.tsv"
-CONFIGS = Path(__file__).parents[2] / "crates/models/src/families/presets"
+CONFIGS = Path(__file__).parents[2] / "crates/models/src/families/named_models"
 COLUMNS = ("preset", "model_type", "parameters", "published", "exactness", "source", "apart", "what is apart")
 
 

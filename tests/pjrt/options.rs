@@ -285,7 +285,7 @@ fn a_program_is_lowered_for_the_clients_platform() {
         // A processor hides any number of transfers behind a loop.
         assert_eq!(options.limits.packed_bytes, 0, "{kind}");
         assert_eq!(options.groups, GroupFormat::read_by(plugin.api_version()), "{kind}");
-        assert_eq!(client.platform().preset(), None, "a processor is no chip that has one");
+        assert_eq!(client.platform().chip_options(), None, "a processor is no chip that has one");
         // Without a plugin, only what all of them read.
         let any = LowerOptions::default().on(&Platform::of_any_plugin(kind));
         assert_eq!((any.groups, any.overlap_collectives), (GroupFormat::Lists, is_accelerator), "{kind}");

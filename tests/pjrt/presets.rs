@@ -1,7 +1,7 @@
 //! Compiler options that suit a chip.
 
 use meshloom::hlo::PlatformKind;
-use meshloom::pjrt::PRESETS;
+use meshloom::pjrt::CHIP_OPTIONS;
 
 #[test]
 fn a_chip_has_one_preset() {
@@ -18,7 +18,8 @@ fn a_chip_has_one_preset() {
         (PlatformKind::Cpu, "NVIDIA H100", None),
     ];
     for (kind, device, expected) in cases {
-        let found: Vec<_> = PRESETS.iter().filter(|it| it.kind == kind && it.suits(device)).map(|it| it.chip).collect();
+        let found: Vec<_> =
+            CHIP_OPTIONS.iter().filter(|it| it.kind == kind && it.suits(device)).map(|it| it.chip).collect();
         assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{device}");
     }
 }

@@ -25,6 +25,7 @@ mod precision;
 mod profile;
 mod program;
 mod published;
+mod refused_configs;
 mod robustness;
 mod run_config;
 mod runs;

@@ -1,7 +1,7 @@
 //! Published models in a run config.
 
 use insta::assert_snapshot;
-use meshloom_models::families::preset;
+use meshloom_models::families::named_model;
 use meshloom_nn::RunForm;
 use meshloom_train::config::RunConfig;
 
@@ -22,7 +22,7 @@ fn golden(case: &str) -> String {
 #[test]
 fn a_preset_says_what_the_model_is() {
     let config = read("", &["model.preset=gemma-2-2b", "target.devices=8", "mesh.axes=fsdp=4,tensor=2"]);
-    let published = preset("gemma-2-2b").unwrap().architecture;
+    let published = named_model("gemma-2-2b").unwrap().architecture;
     assert_eq!(config.decoder().unwrap().architecture, published);
     let model = &config.model;
     assert_eq!((model.layers, model.embed, model.vocab, model.tied_embeddings), (26, 2304, 256_000, true));
@@ -43,7 +43,7 @@ fn a_folder_says_what_the_model_is() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let gemma = "model.preset=gemma-2-2b";
-    let start = "--set model.preset=gemma-2-3b: model.preset is \"gemma-2-3b\": there is no preset \"gemma-2-3b\" (did you mean ";
+    let start = "--set model.preset=gemma-2-3b: model.preset is \"gemma-2-3b\": there is no model \"gemma-2-3b\" (did you mean ";
     assert!(refused(&["model.preset=gemma-2-3b"]).starts_with(start));
     assert_snapshot!(refused(&[gemma, "model.config=somewhere"]), @r#"--set model.preset=gemma-2-2b: model.preset is "gemma-2-2b": model.config says what the model is as well; give one of them"#);
     assert_snapshot!(refused(&["model.config=no-such-folder"]), @r#"--set model.config=no-such-folder: model.config is "no-such-folder": cannot read "no-such-folder/config.json": No such file or directory (os error 2); give a folder that has a config.json of transformers"#);
@@ -125,7 +125,7 @@ fn a_model_that_was_not_read_again_is_refused() {
     let mut config = read("", &["model.preset=llama-3.2-1b"]);
     config.model.preset = "gemma-2-2b".to_owned();
     config.read_model().unwrap();
-    let gemma = preset("gemma-2-2b").unwrap().architecture;
+    let gemma = named_model("gemma-2-2b").unwrap().architecture;
     assert_eq!((config.model.layers, config.decoder().unwrap().architecture), (26, gemma));
     // The tokenizer of a folder goes with it, and one that code has set stays.
     let mut config = read("", &[&format!("model.config={}", golden("llama3")), "data.tokenizer=of-the-run.json"]);
@@ -135,7 +135,7 @@ fn a_model_that_was_not_read_again_is_refused() {
     let mut config = RunConfig::default();
     config.model.preset = "gemma-2-3b".to_owned();
     assert!(config.resolve().is_err());
-    assert!(config.read_model().unwrap_err().to_string().contains("there is no preset \"gemma-2-3b\""));
+    assert!(config.read_model().unwrap_err().to_string().contains("there is no model \"gemma-2-3b\""));
 }
 
 #[test]

@@ -10,24 +10,24 @@ use meshloom::analysis::StepTime;
 use meshloom::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
 use meshloom::pjrt::{DeviceDescription, NamedValue};
 use meshloom_plan::{
-    Bounds, Found, Hardware, Plan, SearchOptions, Variant, bounded, evaluate, hardware, hardware_from_toml,
+    Bounds, LoweredPlan, Hardware, Plan, SearchOptions, Variant, bounded, evaluate, hardware, hardware_from_toml,
     hardware_of_devices, hardware_to_toml, on_hardware, read_hardware, search,
 };
 use meshloom_train::config::RunConfig;
 use rank::rank_correlation;
 use support::cases::cases;
 
-fn time(found: &Found) -> &StepTime {
+fn time(found: &LoweredPlan) -> &StepTime {
     found.time.as_ref().expect("a time on hardware")
 }
 
 /// The step of a config on hardware.
-fn estimate_step(config: &RunConfig, hardware: &Hardware) -> Found {
+fn estimate_step(config: &RunConfig, hardware: &Hardware) -> LoweredPlan {
     evaluate(config, &Variant::Configured, Some(hardware), u64::MAX).expect("an estimate")
 }
 
 /// The step of a plan.
-fn estimate_plan(base: &RunConfig, plan: &Plan, hardware: &Hardware) -> Found {
+fn estimate_plan(base: &RunConfig, plan: &Plan, hardware: &Hardware) -> LoweredPlan {
     evaluate(base, &plan.clone().into(), Some(hardware), u64::MAX).unwrap_or_else(|error| panic!("{plan:?}: {error}"))
 }
 

@@ -1,7 +1,7 @@
 //! DiLoCo as a plain loop that holds the replicas one by one, with outer parameters and velocities as plain vectors.
 
 use meshloom::ir::Literal;
-use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
+use meshloom::transform::diloco::{DilocoOptions, Fragment, SyncSchedule};
 use support::eight_devices::relative_error;
 
 /// The initial state of one replica, whose first leaves are the parameters.
@@ -64,7 +64,7 @@ pub fn reference(
     steps: u64,
     step: impl Fn(usize, u64, &[Literal]) -> Vec<Literal>,
 ) -> Outcome {
-    let schedule: Schedule = options.schedule().expect("they go together");
+    let schedule: SyncSchedule = options.schedule().expect("they go together");
     let replicas = options.replicas;
     let count = start.params.len();
     let alpha = options.streaming.map_or(0.0, |streaming| streaming.overlap_alpha) as f32;

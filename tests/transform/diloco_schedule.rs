@@ -1,13 +1,13 @@
 //! The steps at which replicas synchronize, and the fragments that they exchange.
 
-use meshloom::transform::diloco::{DilocoOptions, Event, Fragment, Schedule, Streaming};
+use meshloom::transform::diloco::{DilocoOptions, Event, Fragment, Streaming, SyncSchedule};
 
-fn schedule(sync_period: usize, streaming: Option<Streaming>) -> Schedule {
+fn schedule(sync_period: usize, streaming: Option<Streaming>) -> SyncSchedule {
     DilocoOptions { sync_period, streaming, ..DilocoOptions::default() }.schedule().expect("options that go together")
 }
 
 /// Events after steps 1, 2, ..: what is sent, then what is applied; `-` for nothing, `*` for all.
-fn events(schedule: Schedule, steps: usize) -> String {
+fn events(schedule: SyncSchedule, steps: usize) -> String {
     let name = |fragment| match fragment {
         None => "-".to_owned(),
         Some(Fragment::Whole) => "*".to_owned(),

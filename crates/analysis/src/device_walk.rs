@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::devices::Devices;
-use super::given::Given;
+use super::executions::Given;
 use super::walk::Walk;
 use meshloom_hlo::proto::HloModuleProto;
 

@@ -1,6 +1,6 @@
 //! The number of devices that a module is for.
 
-use super::slices::slice_count;
+use super::megascale::slice_count;
 use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::{HloModuleConfigProto, HloModuleProto, OpSharding};
 

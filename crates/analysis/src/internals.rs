@@ -2,4 +2,4 @@
 //! change or remove it.
 
 pub use crate::memory::placement::{Lifetime, Reusable, Takeover, heap_size, live_bytes, reuse};
-pub use crate::pipelines::line::Line;
+pub use crate::pipelines::device_chain::DeviceChain;

@@ -3,7 +3,7 @@
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod amount;
-pub mod at_once;
+pub mod concurrent_collectives;
 pub mod axes;
 pub mod chips;
 pub mod collectives;
@@ -16,41 +16,42 @@ mod elements;
 pub mod estimate;
 pub mod explain;
 mod fused;
-pub mod given;
+pub mod executions;
 mod index;
 #[doc(hidden)]
 pub mod internals;
 pub mod measured;
 pub mod memory;
-mod moves;
+mod host_transfers;
 pub mod overlap;
 pub mod partitioning;
 pub mod pipelines;
 pub mod scopes;
 pub mod shardings;
 pub mod shrink;
-mod sites;
+mod async_collectives;
 mod size;
-pub mod slices;
+pub mod megascale;
 pub mod traffic;
 pub mod trip_count;
 mod values;
 pub mod walk;
 
 pub use amount::{Amount, Bounds, Branch, sum};
-pub use at_once::collectives_at_once;
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip, chip_of_kind};
 pub use collectives::{Conditional, ModuleCollective, ModuleCollectives, Together, collectives, collectives_of_walk};
 pub use communication::{Communication, communication};
+pub use concurrent_collectives::collectives_at_once;
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use device_walk::DeviceWalk;
 pub use devices::{Devices, device_count};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use estimate::{EstimateError, Hardware, StepTime, TransferTime, UnknownRate, estimate, estimate_walk};
+pub use executions::{Given, KnownInput};
 pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
-pub use given::{Given, KnownInput};
 pub use measured::{Measured, MeasuredInstruction, longest_program};
+pub use megascale::{SliceTransfer, communication_of, slice_count};
 pub use memory::{
     BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
     memory_of_dump, memory_of_walk,
@@ -60,6 +61,5 @@ pub use partitioning::Partitioning;
 pub use pipelines::{Pipeline, PipelineLoop, pipelines};
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, shardings};
-pub use slices::{SliceTransfer, communication_of, slice_count};
 pub use traffic::{StepTraffic, Traffic, counter_names, step_inputs, traffic};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

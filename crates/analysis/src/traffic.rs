@@ -8,7 +8,7 @@ use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};
 use super::device_walk::DeviceWalk;
 use super::devices::Devices;
-use super::given::{Given, KnownInput};
+use super::executions::{Given, KnownInput};
 use super::walk::Walk;
 use crate::Bounds;
 use meshloom_hlo::mesh::Mesh;

@@ -37,28 +37,28 @@ pub(super) const ANY_ITERATION: u64 = u64::MAX;
 
 /// A number in the result of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Part {
+struct Cell {
     path: Vec<i64>,
     element: Element,
 }
 
-impl Part {
-    const SCALAR: Part = Part { path: Vec::new(), element: Element::At(0) };
+impl Cell {
+    const SCALAR: Cell = Cell { path: Vec::new(), element: Element::At(0) };
 
     /// Returns the same part, in a tuple whose element `index` has it.
-    fn within(&self, index: i64) -> Part {
-        Part { path: std::iter::once(index).chain(self.path.iter().copied()).collect(), ..*self }
+    fn within(&self, index: i64) -> Cell {
+        Cell { path: std::iter::once(index).chain(self.path.iter().copied()).collect(), ..*self }
     }
 
     /// Returns the number of the tuple's element that has this part, and the part within that element.
-    fn split(&self) -> Option<(usize, Part)> {
+    fn split(&self) -> Option<(usize, Cell)> {
         let (&first, rest) = self.path.split_first()?;
-        Some((usize::try_from(first).ok()?, Part { path: rest.to_vec(), ..*self }))
+        Some((usize::try_from(first).ok()?, Cell { path: rest.to_vec(), ..*self }))
     }
 }
 
 /// An instruction in a place, a part of it, and the iteration of each loop around the place, outermost first.
-type Key = (usize, i64, Part, Vec<u64>);
+type Key = (usize, i64, Cell, Vec<u64>);
 
 /// The dependences of a number, apart from the program. A number that does not depend on the device is kept for the
 /// next device, and one that does not depend on inputs for the next inputs.
@@ -135,7 +135,7 @@ impl<'w, 'a> Values<'w, 'a> {
         iterations: &[u64],
     ) -> Option<usize> {
         let selector = self.operand_shape(place, conditional, 0)?.element_type;
-        let value = self.operand(place, conditional, 0, &Part::SCALAR, iterations)?;
+        let value = self.operand(place, conditional, 0, &Cell::SCALAR, iterations)?;
         let last = conditional.called_computation_ids.len().checked_sub(1)?;
         if selector == i32::from(PrimitiveType::Pred) {
             return Some(usize::from(value == 0));
@@ -155,7 +155,7 @@ impl<'w, 'a> Values<'w, 'a> {
     ) -> Option<u64> {
         let from = *self.operand_shape(place, slice, 0)?.dimensions.get(dim)?;
         let last = from.checked_sub(*slice.shape.as_ref()?.dimensions.get(dim)?)?.max(0);
-        let start = self.operand(place, slice, 1 + dim, &Part::SCALAR, iterations)?;
+        let start = self.operand(place, slice, 1 + dim, &Cell::SCALAR, iterations)?;
         u64::try_from(start.clamp(0, i128::from(last))).ok()
     }
 
@@ -171,7 +171,7 @@ impl<'w, 'a> Values<'w, 'a> {
         let (condition, root) = self.callee(place, it, 1)?;
         for iteration in 0..LONGEST_LOOP {
             let inside: Vec<u64> = iterations.iter().copied().chain([iteration]).collect();
-            if self.value(condition, root, &Part::SCALAR, &inside)? == 0 {
+            if self.value(condition, root, &Cell::SCALAR, &inside)? == 0 {
                 return Some(iteration);
             }
         }
@@ -188,7 +188,7 @@ impl<'w, 'a> Values<'w, 'a> {
         place: usize,
         reader: &HloInstructionProto,
         position: usize,
-        part: &Part,
+        part: &Cell,
         iterations: &[u64],
     ) -> Option<i128> {
         let id = *reader.operand_ids.get(position)?;
@@ -196,11 +196,11 @@ impl<'w, 'a> Values<'w, 'a> {
     }
 
     /// Returns a number that an instruction makes.
-    fn value(&mut self, place: usize, id: i64, part: &Part, iterations: &[u64]) -> Option<i128> {
+    fn value(&mut self, place: usize, id: i64, part: &Cell, iterations: &[u64]) -> Option<i128> {
         let walk = self.walk;
         let it = walk.computation(walk.places().get(place)?).instruction(id)?;
         let part = match &it.shape {
-            Some(shape) if part.path.is_empty() => Part { element: part.element.of(shape), ..part.clone() },
+            Some(shape) if part.path.is_empty() => Cell { element: part.element.of(shape), ..part.clone() },
             _ => part.clone(),
         };
         let key = (place, id, part, iterations.to_vec());
@@ -221,7 +221,7 @@ impl<'w, 'a> Values<'w, 'a> {
         found
     }
 
-    fn compute(&mut self, place: usize, it: &'a HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
+    fn compute(&mut self, place: usize, it: &'a HloInstructionProto, part: &Cell, iterations: &[u64]) -> Option<i128> {
         match it.opcode.as_str() {
             "parameter" => return self.parameter(place, it, part, iterations),
             "get-tuple-element" => return self.operand(place, it, 0, &part.within(it.tuple_index), iterations),
@@ -271,11 +271,11 @@ impl<'w, 'a> Values<'w, 'a> {
         element: Element,
         iterations: &[u64],
     ) -> Option<i128> {
-        let array = |element| Part { path: Vec::new(), element };
+        let array = |element| Cell { path: Vec::new(), element };
         if elements::moves(&it.opcode) {
             let shapes: Vec<_> =
                 (0..it.operand_ids.len()).map(|number| self.operand_shape(place, it, number)).collect();
-            let mut offset = |number| self.operand(place, it, number, &Part::SCALAR, iterations);
+            let mut offset = |number| self.operand(place, it, number, &Cell::SCALAR, iterations);
             let source = match element {
                 Element::At(at) => elements::source(it, &shapes, &mut offset, at),
                 Element::Any => None,
@@ -350,7 +350,7 @@ impl<'w, 'a> Values<'w, 'a> {
         Some((callee, self.walk.places()[callee].computation.root_id))
     }
 
-    fn parameter(&mut self, place: usize, it: &HloInstructionProto, part: &Part, iterations: &[u64]) -> Option<i128> {
+    fn parameter(&mut self, place: usize, it: &HloInstructionProto, part: &Cell, iterations: &[u64]) -> Option<i128> {
         let number = usize::try_from(it.parameter_number).ok()?;
         let Some(caller) = self.walk.places()[place].caller else {
             self.reads.inputs = true;
@@ -375,7 +375,7 @@ impl<'w, 'a> Values<'w, 'a> {
         &mut self,
         place: usize,
         it: &HloInstructionProto,
-        part: &Part,
+        part: &Cell,
         around: &[u64],
         iteration: u64,
     ) -> Option<i128> {

@@ -32,12 +32,12 @@ const PLATFORMS: [(&str, &str, &str); 3] = [
 #[derive(Serialize)]
 struct Answer {
     version: &'static str,
-    plugins: Vec<Report>,
+    plugins: Vec<DoctorReport>,
     offline: bool,
 }
 
 #[derive(Serialize)]
-struct Report {
+struct DoctorReport {
     platform: &'static str,
     can: &'static str,
     path: Option<String>,
@@ -112,7 +112,7 @@ pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
         }
         Plugin::locate(platform, &FindOptions::default())?;
     }
-    let plugins: Vec<Report> = PLATFORMS.iter().map(|platform| examine(*platform)).collect();
+    let plugins: Vec<DoctorReport> = PLATFORMS.iter().map(|platform| examine(*platform)).collect();
     let offline = std::env::var("MESHLOOM_OFFLINE").is_ok_and(|value| value == "1");
     if json {
         return output::json("meshloom/doctor", &Answer { version: env!("CARGO_PKG_VERSION"), plugins, offline });
@@ -135,10 +135,18 @@ pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
 }
 
 /// Looks for a plugin, without downloading one, and asks it for a topology in a child process, since it may crash.
-fn examine((platform, can, topology): (&'static str, &'static str, &'static str)) -> Report {
+fn examine((platform, can, topology): (&'static str, &'static str, &'static str)) -> DoctorReport {
     let find = FindOptions { allow_fetch: false, ..FindOptions::default() };
-    let mut report =
-        Report { platform, can, path: None, api_version: None, works: None, problem: None, fix: None, nvidia: None };
+    let mut report = DoctorReport {
+        platform,
+        can,
+        path: None,
+        api_version: None,
+        works: None,
+        problem: None,
+        fix: None,
+        nvidia: None,
+    };
     match Plugin::locate(platform, &find) {
         Ok(path) => {
             report.nvidia = (platform == "cuda").then(|| Nvidia::of(Some(&path)));
@@ -171,8 +179,8 @@ fn examine((platform, can, topology): (&'static str, &'static str, &'static str)
     report
 }
 
-fn print(report: &Report) {
-    let Report { platform, can, path, api_version, works, problem, fix, nvidia } = report;
+fn print(report: &DoctorReport) {
+    let DoctorReport { platform, can, path, api_version, works, problem, fix, nvidia } = report;
     match path {
         Some(path) => {
             let state = if problem.is_none() { paint(GOOD, "found") } else { paint(BAD, "broken") };

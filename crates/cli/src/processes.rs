@@ -32,11 +32,11 @@ pub trait Several {
     ///
     /// # Errors
     /// The others do not come, one is lost, or `train` fails.
-    fn train(&self, config: &RunConfig, train: &dyn Fn(Part) -> Result<()>) -> Result<()>;
+    fn train(&self, config: &RunConfig, train: &dyn Fn(Membership) -> Result<()>) -> Result<()>;
 }
 
 /// The other processes and replicas, as a run knows them.
-pub struct Part {
+pub struct Membership {
     /// The processes of its mesh, and the place of this one among them; `None` if there is no other process.
     pub process: Option<(Arc<dyn Peers>, ProcessPlace)>,
     /// The other replicas, if they are apart.

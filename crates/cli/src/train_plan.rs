@@ -9,7 +9,7 @@ use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::{counted, human_bytes, seconds};
 use meshloom::pjrt::Client;
 use meshloom_plan::{
-    Found, Hardware, Progress, Search, SearchOptions, hardware_of_devices, on_hardware, read_hardware, search,
+    Hardware, LoweredPlan, Progress, Search, SearchOptions, hardware_of_devices, on_hardware, read_hardware, search,
 };
 use meshloom_train::config::RunConfig;
 
@@ -72,7 +72,7 @@ fn of_client(config: &RunConfig) -> Result<Searched> {
     Ok((on_hardware(config, &hardware), hardware, Some((client, notes))))
 }
 
-fn say(searched: &Search, best: &Found, options: &SearchOptions, took: f64) {
+fn say(searched: &Search, best: &LoweredPlan, options: &SearchOptions, took: f64) {
     let Search { considered, lowered, ended_early, configured, .. } = searched;
     let devices = counted(options.hardware.device_count(), "device");
     let left = if *ended_early { "; some were left that may be faster" } else { "" };

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{CacheUse, Client, ProcessPlace};
 use meshloom_models::parameters::{self, LoadOptions};
-use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
+use meshloom_train::checkpoint::{self, Checkpoint, Fallback, FoundCheckpoint};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
 use meshloom_train::generate::{GenerateOptions, SamplingOptions};
@@ -21,7 +21,7 @@ use crate::arguments::{PROMPT, TEMPERATURE, Train};
 use crate::generate::Texts;
 use crate::interrupts::{ASKED_EVERY, Training, metadata_host};
 use crate::outputs::Outputs;
-use crate::processes::Part;
+use crate::processes::Membership;
 use crate::progress::Progress;
 use crate::train_plan::Opened;
 use crate::{Ended, Interrupt, Interrupts};
@@ -33,7 +33,7 @@ const SAMPLE: usize = 160;
 pub fn train(
     arguments: &Train,
     config: &RunConfig,
-    (opened, part): (Option<Opened>, Option<Part>),
+    (opened, part): (Option<Opened>, Option<Membership>),
     interrupts: &Interrupts,
 ) -> Result<()> {
     let begun = TrainingRun::begin(arguments, config, opened, Member::of(part), interrupts)?;
@@ -58,8 +58,8 @@ struct Member {
 
 impl Member {
     /// The member that has a part of a run; without a part it is alone.
-    fn of(part: Option<Part>) -> Member {
-        let Some(Part { process, link, prepare }) = part else {
+    fn of(part: Option<Membership>) -> Member {
+        let Some(Membership { process, link, prepare }) = part else {
             return Member { peers: None, process: None, link: None, prepare: None };
         };
         let (peers, process) = process.unzip();
@@ -363,7 +363,7 @@ fn steps_of(checkpoint: Option<&Checkpoint>) -> u64 {
 fn find_checkpoint(arguments: &Train) -> Result<Option<Checkpoint>> {
     let Some(path) = &arguments.resume else { return Ok(None) };
     let fallback = if arguments.resume_fallback { Fallback::Older } else { Fallback::Refuse };
-    let Found { checkpoint, skipped } = checkpoint::find(path, fallback)?;
+    let FoundCheckpoint { checkpoint, skipped } = checkpoint::find(path, fallback)?;
     for error in skipped {
         eprintln!("warning: {error}; an older checkpoint is taken");
     }

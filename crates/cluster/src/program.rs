@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use meshloom_cli::{Ended, Part, ProcessFlags, Several, Start};
+use meshloom_cli::{Ended, Membership, ProcessFlags, Several, Start};
 use meshloom_hlo::PlatformKind;
 use meshloom_pjrt::{Client, ProcessPlace};
 use meshloom_train::config::RunConfig;
@@ -39,7 +39,7 @@ impl Several for Here {
         self.place
     }
 
-    fn train(&self, config: &RunConfig, train: &dyn Fn(Part) -> Result<()>) -> Result<()> {
+    fn train(&self, config: &RunConfig, train: &dyn Fn(Membership) -> Result<()>) -> Result<()> {
         let member = self.join(config.platform_kind()?)?;
         let trained = self.train_with(config, member.as_ref(), train);
         // If the run is ended before its last step, all processes end it alike.
@@ -63,10 +63,10 @@ impl Here {
         &self,
         config: &RunConfig,
         member: Option<&Arc<Member>>,
-        train: &dyn Fn(Part) -> Result<()>,
+        train: &dyn Fn(Membership) -> Result<()>,
     ) -> Result<()> {
         let replicas = self.replicas(config, member)?;
-        let trained = train(Part {
+        let trained = train(Membership {
             process: member.map(|member| (member.clone() as Arc<dyn Peers>, place_of_client(member))),
             link: replicas.clone().map(|replicas| replicas as Arc<dyn ReplicaLink>),
             prepare: register,

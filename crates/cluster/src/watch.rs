@@ -26,17 +26,17 @@ const GRACE_OF_PLUGINS: Duration = Duration::from_secs(2);
 /// this process then does not end by itself, the thread ends it.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    shared: Arc<Shared>,
+    shared: Arc<WatchShared>,
     patience: Duration,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct WatchShared {
     stopped: AtomicBool,
     reason: Mutex<Option<String>>,
 }
 
-impl Shared {
+impl WatchShared {
     fn reason(&self) -> Option<String> {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -45,7 +45,7 @@ impl Shared {
 impl Watch {
     /// `tells` says whether collectives are told of a loss.
     pub(crate) fn start(store: Arc<Store>, patience: Duration, tells: bool) -> Watch {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WatchShared::default());
         let own = shared.clone();
         let grace = if tells { GRACE } else { GRACE_OF_PLUGINS };
         let watch = move || watch(&store, &own, grace);
@@ -82,7 +82,7 @@ impl Drop for Watch {
     }
 }
 
-fn watch(store: &Store, shared: &Shared, grace: Duration) {
+fn watch(store: &Store, shared: &WatchShared, grace: Duration) {
     let is_stopped = || shared.stopped.load(Ordering::Acquire);
     let reason = loop {
         // If the store did not answer, it was asked repeatedly.

@@ -67,7 +67,7 @@ pub fn of(loaded: &Loaded, chip: Option<&Chip>) -> ModuleCost {
     cost(&loaded.module, &chip.map_or(options, |chip| options.on(chip)))
 }
 
-struct Row {
+struct CostRow {
     name: String,
     executions: Option<Amount>,
     total: Work,
@@ -75,10 +75,10 @@ struct Row {
     from: String,
 }
 
-impl Row {
-    fn empty(name: &str, executions: u64) -> Row {
+impl CostRow {
+    fn empty(name: &str, executions: u64) -> CostRow {
         let executions = Some(Amount::Exactly(executions));
-        Row { name: name.to_owned(), executions, total: Work::default(), seconds: None, from: String::new() }
+        CostRow { name: name.to_owned(), executions, total: Work::default(), seconds: None, from: String::new() }
     }
 
     fn add(&mut self, total: Work, seconds: Option<Seconds>) {
@@ -87,11 +87,11 @@ impl Row {
     }
 }
 
-fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
-    let mut rows: Vec<Row> = match by {
+fn rows(cost: &ModuleCost, by: CostBy) -> Vec<CostRow> {
+    let mut rows: Vec<CostRow> = match by {
         CostBy::Loop => loops(cost),
         CostBy::Scope => {
-            let row = |it: &ScopeCost| Row {
+            let row = |it: &ScopeCost| CostRow {
                 name: or_no_scope(&it.scope).to_owned(),
                 executions: None,
                 total: it.total,
@@ -101,7 +101,7 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
             cost.scopes.iter().map(row).collect()
         }
         CostBy::Op => {
-            let row = |it: &InstructionCost| Row {
+            let row = |it: &InstructionCost| CostRow {
                 name: format!("{} %{}", it.op, it.name),
                 executions: Some(it.executions),
                 total: it.total,
@@ -111,16 +111,16 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
             cost.instructions.iter().map(row).collect()
         }
         CostBy::Opcode => {
-            let mut rows: IndexMap<&str, Row> = IndexMap::new();
+            let mut rows: IndexMap<&str, CostRow> = IndexMap::new();
             for it in &cost.instructions {
-                let row = rows.entry(&it.op).or_insert_with(|| Row::empty(&it.op, 0));
+                let row = rows.entry(&it.op).or_insert_with(|| CostRow::empty(&it.op, 0));
                 row.executions = row.executions.map(|executions| executions.plus(it.executions));
                 row.add(it.total, it.seconds);
             }
             rows.into_values().collect()
         }
     };
-    let time = |row: &Row| row.seconds.map_or(0.0, |seconds| seconds.serial);
+    let time = |row: &CostRow| row.seconds.map_or(0.0, |seconds| seconds.serial);
     // Without a chip all times are 0: then operations decide, and after them bytes.
     rows.sort_by(|a, b| {
         time(b).total_cmp(&time(a)).then(b.total.flops.cmp(&a.total.flops)).then(b.total.bytes().cmp(&a.total.bytes()))
@@ -128,10 +128,10 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
     rows
 }
 
-fn loops(cost: &ModuleCost) -> Vec<Row> {
+fn loops(cost: &ModuleCost) -> Vec<CostRow> {
     let row = |it: &LoopCost| {
         let times = output::bounds_of_times(it.trips);
-        Row {
+        CostRow {
             name: format!("{}%{}, {times}", "  ".repeat(it.depth.saturating_sub(1)), it.name),
             executions: Some(it.executions),
             total: it.total,
@@ -139,12 +139,12 @@ fn loops(cost: &ModuleCost) -> Vec<Row> {
             from: it.source.clone().unwrap_or_default(),
         }
     };
-    let mut outside = Row::empty("outside of loops", 1);
+    let mut outside = CostRow::empty("outside of loops", 1);
     cost.instructions.iter().filter(|it| it.loop_depth == 0).for_each(|it| outside.add(it.total, it.seconds));
     cost.loops.iter().map(row).chain([outside]).collect()
 }
 
-fn print_rows(rows: &[Row], timed: bool, limit: usize) {
+fn print_rows(rows: &[CostRow], timed: bool, limit: usize) {
     let operations =
         |total: &Work| format!("{}{}", output::human_count(total.flops as f64), if total.unknown { "+?" } else { "" });
     let sent = |bytes: u64| if bytes == 0 { String::new() } else { output::human_bytes(bytes) };

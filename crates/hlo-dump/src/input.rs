@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::arguments::{Input, Reading};
 use crate::folder;
 use crate::output::{BOLD, Busy, WARN, line, paint, plural};
-use crate::run::{Reader, Run, missing};
+use crate::run::{ConfigRun, Reader, missing};
 use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
 
@@ -36,7 +36,7 @@ pub struct Loaded {
     /// The form of the input: "HLO text", "run config".
     pub form: &'static str,
     pub stage: Option<Stage>,
-    pub run: Option<Box<dyn Run>>,
+    pub run: Option<Box<dyn ConfigRun>>,
     pub profile: Option<Profile>,
 }
 
@@ -49,7 +49,7 @@ pub struct Profile {
 
 /// The JSON of an input: its description, and the findings of a command.
 #[derive(Serialize)]
-pub struct Found<'a, T> {
+pub struct AnswerOfInput<'a, T> {
     #[serde(flatten)]
     input: Described<'a>,
     #[serde(flatten)]
@@ -81,8 +81,8 @@ impl Loaded {
         }
     }
 
-    pub fn found<'a, T>(&'a self, answer: &'a T) -> Found<'a, T> {
-        Found { input: self.describe(), answer }
+    pub fn found<'a, T>(&'a self, answer: &'a T) -> AnswerOfInput<'a, T> {
+        AnswerOfInput { input: self.describe(), answer }
     }
 
     pub fn device_count(&self) -> u64 {
@@ -280,7 +280,7 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
 
 /// Returns a module, with the mesh that it names or, if it names none, the one that `mesh_before` finds elsewhere.
 fn from_hlo(
-    found: read::Found,
+    found: read::ReadModule,
     name: &str,
     reading: &Reading,
     mesh_before: impl FnOnce() -> Result<Option<Mesh>>,
@@ -293,7 +293,7 @@ fn from_hlo(
     if !reading.set.is_empty() {
         bail!("--set is for run configs, and this is {}", found.form.name());
     }
-    let read::Found { module, config, buffers, form } = found;
+    let read::ReadModule { module, config, buffers, form } = found;
     let devices = device_count(&module, config.as_ref());
     let count = devices.replicas.saturating_mul(devices.partitions);
     let named = mesh_of(&module).map_or_else(mesh_before, |mesh| Ok(Some(mesh)))?;

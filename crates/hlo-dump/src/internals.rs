@@ -6,7 +6,7 @@ use meshloom_analysis::Bounds;
 use meshloom_analysis::{ScopeGraph, StepTraffic};
 
 use crate::report::graph::{Edge, Scope, ScopeTree};
-use crate::traffic::series::{Row, spread};
+use crate::traffic::series::{StepRow, spread};
 
 pub use crate::arguments::parse_bytes;
 pub use crate::folder::{named as module_named, parts as parts_of_name};
@@ -42,9 +42,9 @@ pub fn spread_bytes(sent: &[u64], overlap: usize, period: usize) -> Vec<Option<f
     let exactly = |bytes| Bounds { least: bytes, most: Some(bytes) };
     let row = |(counter, &bytes): (u64, &u64)| {
         let (executions, moved_bytes, moved_in_loops) = (exactly(1), exactly(bytes), exactly(0));
-        Row::of(&StepTraffic { counter, executions, moved_bytes, moved_in_loops }, (None, None))
+        StepRow::of(&StepTraffic { counter, executions, moved_bytes, moved_in_loops }, (None, None))
     };
-    let mut rows: Vec<Row> = (0..).zip(sent).map(row).collect();
+    let mut rows: Vec<StepRow> = (0..).zip(sent).map(row).collect();
     spread(&mut rows, overlap, period);
     rows.iter().map(|row| row.spread_bytes).collect()
 }

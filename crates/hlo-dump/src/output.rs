@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use meshloom_analysis::{Amount, Bounds};
 use meshloom_hlo::message::{counted, shown, three_digits};
 pub use meshloom_hlo::message::{human_bytes, seconds};
-use meshloom_hlo::table::{Column, Kind, Table};
+use meshloom_hlo::table::{CellKind, Column, Table};
 use serde::Serialize;
 
 use crate::arguments::{Color, Units};
@@ -248,14 +248,15 @@ fn fit(columns: &mut Vec<Column>, terminal: usize) {
         let cells = column.cells.iter().map(|cell| cell.chars().count());
         cells.chain([column.name.chars().count()]).max().unwrap_or(0)
     };
-    let least = |column: &Column| if column.kind == Kind::Flexible { NARROWEST } else { natural(column) };
+    let least = |column: &Column| if column.kind == CellKind::Flexible { NARROWEST } else { natural(column) };
     let needed = |columns: &[Column]| columns.iter().map(|column| least(column) + 2).sum::<usize>();
     while needed(columns) > terminal + 2
-        && let Some(optional) = columns.iter().rposition(|column| column.kind == Kind::Optional)
+        && let Some(optional) = columns.iter().rposition(|column| column.kind == CellKind::Optional)
     {
         columns.remove(optional);
     }
-    let (mut flexible, fixed): (Vec<_>, Vec<_>) = columns.iter_mut().partition(|column| column.kind == Kind::Flexible);
+    let (mut flexible, fixed): (Vec<_>, Vec<_>) =
+        columns.iter_mut().partition(|column| column.kind == CellKind::Flexible);
     let mut left = terminal.saturating_sub(fixed.iter().map(|column| natural(column) + 2).sum());
     // The narrow columns come first: the others share the rest.
     flexible.sort_by_key(|column| natural(column));

@@ -12,8 +12,11 @@ pub struct Reader {
     /// Whether text that is not HLO may be a run config.
     pub is_config: fn(&str) -> bool,
     /// Reads a config, which messages call by a name, with overrides, and lowers its program to a stage.
-    pub read: fn(&str, &str, Stage, &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)>,
+    pub read: fn(&str, &str, Stage, &[String]) -> Result<LoweredConfig>,
 }
+
+/// A run config with its program.
+pub type LoweredConfig = (Box<dyn ConfigRun>, HloModuleProtoWithConfig);
 
 /// Returns the error of a part of the program that needs run configs or plugins, where it is built without them.
 pub fn missing(what: &str) -> anyhow::Error {
@@ -24,7 +27,7 @@ pub fn missing(what: &str) -> anyhow::Error {
 }
 
 /// A run config and its program, as commands ask about them.
-pub trait Run {
+pub trait ConfigRun {
     #[cfg(feature = "configs")]
     fn config(&self) -> &meshloom_train::config::RunConfig;
 

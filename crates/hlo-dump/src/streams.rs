@@ -45,7 +45,7 @@ pub enum Stream {
 
 /// The streams of a command, and the way in which it prints to them.
 struct Streams {
-    place: Place,
+    place: StreamsOf,
     color: ColorChoice,
     units: Units,
     /// The most bytes of an input, if the user states it.
@@ -54,12 +54,12 @@ struct Streams {
     max_depth: Option<usize>,
 }
 
-enum Place {
+enum StreamsOf {
     Process,
-    Memory(Box<Memory>),
+    Memory(Box<MemoryStreams>),
 }
 
-struct Memory {
+struct MemoryStreams {
     input: Cursor<Vec<u8>>,
     out: Vec<u8>,
     err: Vec<u8>,
@@ -67,13 +67,13 @@ struct Memory {
 }
 
 impl Streams {
-    const fn of(place: Place) -> Streams {
+    const fn of(place: StreamsOf) -> Streams {
         Streams { place, color: ColorChoice::Auto, units: Units::Both, max_size: None, max_depth: None }
     }
 }
 
 thread_local! {
-    static STREAMS: RefCell<Streams> = const { RefCell::new(Streams::of(Place::Process)) };
+    static STREAMS: RefCell<Streams> = const { RefCell::new(Streams::of(StreamsOf::Process)) };
 }
 
 /// Runs a command in this thread, with the caller's streams in place of the process's.
@@ -93,11 +93,12 @@ pub fn within(caller: Caller, command: impl FnOnce() -> u8) -> Ran {
         }
     }
 
-    let memory = Memory { input: Cursor::new(caller.input), out: Vec::new(), err: Vec::new(), worker: caller.worker };
-    let mut before = Before(Some(STREAMS.replace(Streams::of(Place::Memory(Box::new(memory))))));
+    let memory =
+        MemoryStreams { input: Cursor::new(caller.input), out: Vec::new(), err: Vec::new(), worker: caller.worker };
+    let mut before = Before(Some(STREAMS.replace(Streams::of(StreamsOf::Memory(Box::new(memory))))));
     let status = command();
     let (out, err) = match before.back() {
-        Some(Streams { place: Place::Memory(memory), .. }) => (memory.out, memory.err),
+        Some(Streams { place: StreamsOf::Memory(memory), .. }) => (memory.out, memory.err),
         _ => Default::default(),
     };
     Ran { status, out, err }
@@ -128,17 +129,17 @@ pub fn set_limits(max_size: Option<u64>, max_depth: Option<usize>) {
 
 pub fn worker() -> Option<PathBuf> {
     STREAMS.with_borrow(|streams| match &streams.place {
-        Place::Process => None,
-        Place::Memory(memory) => memory.worker.clone(),
+        StreamsOf::Process => None,
+        StreamsOf::Memory(memory) => memory.worker.clone(),
     })
 }
 
 /// Whether a stream is a terminal. Memory is none.
 pub fn is_terminal(stream: Stream) -> bool {
     STREAMS.with_borrow(|streams| match (&streams.place, stream) {
-        (Place::Memory(_), _) => false,
-        (Place::Process, Stream::Out) => std::io::stdout().is_terminal(),
-        (Place::Process, Stream::Err) => std::io::stderr().is_terminal(),
+        (StreamsOf::Memory(_), _) => false,
+        (StreamsOf::Process, Stream::Out) => std::io::stdout().is_terminal(),
+        (StreamsOf::Process, Stream::Err) => std::io::stderr().is_terminal(),
     })
 }
 
@@ -160,9 +161,9 @@ pub fn print(stream: Stream, text: &str) -> std::io::Result<()> {
 /// Prints the program's own text. Styles are left out if `--color` or the stream does not have them.
 pub fn print_styled(stream: Stream, text: &str) -> std::io::Result<()> {
     STREAMS.with_borrow_mut(|Streams { place, color, .. }| match (place, stream) {
-        (Place::Process, Stream::Out) => AutoStream::new(std::io::stdout(), *color).write_all(text.as_bytes()),
-        (Place::Process, Stream::Err) => AutoStream::new(std::io::stderr(), *color).write_all(text.as_bytes()),
-        (Place::Memory(memory), _) => {
+        (StreamsOf::Process, Stream::Out) => AutoStream::new(std::io::stdout(), *color).write_all(text.as_bytes()),
+        (StreamsOf::Process, Stream::Err) => AutoStream::new(std::io::stderr(), *color).write_all(text.as_bytes()),
+        (StreamsOf::Memory(memory), _) => {
             let printed = if stream == Stream::Out { &mut memory.out } else { &mut memory.err };
             AutoStream::new(printed, *color).write_all(text.as_bytes())
         }
@@ -172,8 +173,8 @@ pub fn print_styled(stream: Stream, text: &str) -> std::io::Result<()> {
 /// Writes bytes to the standard output, unchanged.
 pub fn write(bytes: &[u8]) -> std::io::Result<()> {
     STREAMS.with_borrow_mut(|streams| match &mut streams.place {
-        Place::Process => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
-        Place::Memory(memory) => memory.out.write_all(bytes),
+        StreamsOf::Process => std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush()),
+        StreamsOf::Memory(memory) => memory.out.write_all(bytes),
     })
 }
 
@@ -181,8 +182,8 @@ pub fn write(bytes: &[u8]) -> std::io::Result<()> {
 pub fn read(limit: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     STREAMS.with_borrow_mut(|streams| match &mut streams.place {
-        Place::Process => std::io::stdin().lock().take(limit).read_to_end(&mut bytes),
-        Place::Memory(memory) => (&mut memory.input).take(limit).read_to_end(&mut bytes),
+        StreamsOf::Process => std::io::stdin().lock().take(limit).read_to_end(&mut bytes),
+        StreamsOf::Memory(memory) => (&mut memory.input).take(limit).read_to_end(&mut bytes),
     })?;
     Ok(bytes)
 }

@@ -52,7 +52,7 @@ words! {
 
 /// A module, and what came with it.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ReadModule {
     /// The module.
     pub module: HloModuleProto,
     /// The compile settings, if the form has them: device counts, layouts of arguments.
@@ -131,7 +131,7 @@ const RAISE: &str = "`read::Limits`, or --max-size of hlo-dump, raises it";
 ///
 /// # Errors
 /// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
-pub fn read(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
+pub fn read(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
     let found = match bytes.starts_with(&[0x1f, 0x8b]) {
         true => read_plain(&decompress(bytes, limits)?, limits),
         false => read_plain(bytes, limits),
@@ -198,7 +198,7 @@ fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {
     }
 }
 
-fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
+fn read_plain(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
     // Some editors begin UTF-8 with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let size = bytes.len() as u64;
@@ -218,13 +218,13 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
 }
 
 /// The same limits for a text.
-fn of_text(limits: &Limits) -> parse::Limits {
+fn of_text(limits: &Limits) -> parse::TextLimits {
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let (memory_ratio, memory_bytes) = (size(limits.decoded_ratio), size(limits.decoded_bytes));
-    parse::Limits { memory_ratio, memory_bytes, ..parse::Limits::default() }
+    parse::TextLimits { memory_ratio, memory_bytes, ..parse::TextLimits::default() }
 }
 
-fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
+fn read_text(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
     // A text that is cut off or damaged in the middle is still text, and the parser says where it breaks.
     let start = &bytes[..bytes.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
@@ -248,7 +248,7 @@ fn read_text(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
         return Err(ReadError::OtherText { start });
     };
     let HloModuleProtoWithConfig { hlo_module, config } = parsed.map_err(Box::new)?;
-    Ok(Found { module: hlo_module.unwrap_or_default(), config, buffers: None, form })
+    Ok(ReadModule { module: hlo_module.unwrap_or_default(), config, buffers: None, form })
 }
 
 /// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser
@@ -269,7 +269,7 @@ fn is_hlo_text(mut text: &[u8]) -> bool {
     text.starts_with(b"HloModule") || text.starts_with(b"ENTRY ") || text.starts_with(b"%")
 }
 
-fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadError> {
+fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<ReadModule, ReadError> {
     let decoded = form::decoded_bytes(bytes, form);
     let limit = limits.decoded_limit(bytes.len());
     if decoded > limit {
@@ -296,5 +296,5 @@ fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadEr
         Form::UnoptimizedSnapshot => (HloUnoptimizedSnapshot::decode(bytes).map_err(broken)?.hlo_module, None, None),
     };
     let module = module.ok_or(ReadError::NoModule { form: form.name() })?;
-    Ok(Found { module, config, buffers, form })
+    Ok(ReadModule { module, config, buffers, form })
 }

@@ -11,12 +11,12 @@ pub(crate) struct SmallFloat {
     bias: i32,
     /// No sign bit, and no zero (only F8E8M0FNU).
     unsigned: bool,
-    special: Special,
+    special: SpecialBits,
 }
 
 /// The bit patterns of a small float that are not finite numbers.
 #[derive(Clone, Copy, PartialEq)]
-enum Special {
+enum SpecialBits {
     /// The largest exponent holds infinities and NaNs, as in IEEE 754.
     Ieee,
     /// All exponent and mantissa bits set is NaN; there are no infinities ("FN").
@@ -33,10 +33,10 @@ fn power_of_two(exponent: i32) -> f64 {
 }
 
 impl SmallFloat {
-    pub(crate) const E4M3FN: SmallFloat = SmallFloat::new(4, 3, 7, Special::AllOnesNan);
-    pub(crate) const E5M2: SmallFloat = SmallFloat::new(5, 2, 15, Special::Ieee);
+    pub(crate) const E4M3FN: SmallFloat = SmallFloat::new(4, 3, 7, SpecialBits::AllOnesNan);
+    pub(crate) const E5M2: SmallFloat = SmallFloat::new(5, 2, 15, SpecialBits::Ieee);
 
-    const fn new(exponent_bits: u32, mantissa_bits: u32, bias: i32, special: Special) -> Self {
+    const fn new(exponent_bits: u32, mantissa_bits: u32, bias: i32, special: SpecialBits) -> Self {
         SmallFloat { exponent_bits, mantissa_bits, bias, unsigned: false, special }
     }
 
@@ -45,16 +45,16 @@ impl SmallFloat {
         use PrimitiveType as T;
         Some(match T::try_from(element_type).ok()? {
             T::F8e5m2 => SmallFloat::E5M2,
-            T::F8e4m3 => SmallFloat::new(4, 3, 7, Special::Ieee),
+            T::F8e4m3 => SmallFloat::new(4, 3, 7, SpecialBits::Ieee),
             T::F8e4m3fn => SmallFloat::E4M3FN,
-            T::F8e4m3b11fnuz => SmallFloat::new(4, 3, 11, Special::NegativeZeroNan),
-            T::F8e3m4 => SmallFloat::new(3, 4, 3, Special::Ieee),
-            T::F8e5m2fnuz => SmallFloat::new(5, 2, 16, Special::NegativeZeroNan),
-            T::F8e4m3fnuz => SmallFloat::new(4, 3, 8, Special::NegativeZeroNan),
-            T::F4e2m1fn => SmallFloat::new(2, 1, 1, Special::None),
-            T::F6e3m2fn => SmallFloat::new(3, 2, 3, Special::None),
-            T::F6e2m3fn => SmallFloat::new(2, 3, 1, Special::None),
-            T::F8e8m0fnu => SmallFloat { unsigned: true, ..SmallFloat::new(8, 0, 127, Special::AllOnesNan) },
+            T::F8e4m3b11fnuz => SmallFloat::new(4, 3, 11, SpecialBits::NegativeZeroNan),
+            T::F8e3m4 => SmallFloat::new(3, 4, 3, SpecialBits::Ieee),
+            T::F8e5m2fnuz => SmallFloat::new(5, 2, 16, SpecialBits::NegativeZeroNan),
+            T::F8e4m3fnuz => SmallFloat::new(4, 3, 8, SpecialBits::NegativeZeroNan),
+            T::F4e2m1fn => SmallFloat::new(2, 1, 1, SpecialBits::None),
+            T::F6e3m2fn => SmallFloat::new(3, 2, 3, SpecialBits::None),
+            T::F6e2m3fn => SmallFloat::new(2, 3, 1, SpecialBits::None),
+            T::F8e8m0fnu => SmallFloat { unsigned: true, ..SmallFloat::new(8, 0, 127, SpecialBits::AllOnesNan) },
             _ => return None,
         })
     }
@@ -73,9 +73,9 @@ impl SmallFloat {
     fn overflow(&self) -> u32 {
         let end = 1 << (self.exponent_bits + self.mantissa_bits);
         match self.special {
-            Special::Ieee => end - (1 << self.mantissa_bits),
-            Special::AllOnesNan => end - 1,
-            Special::NegativeZeroNan | Special::None => end,
+            SpecialBits::Ieee => end - (1 << self.mantissa_bits),
+            SpecialBits::AllOnesNan => end - 1,
+            SpecialBits::NegativeZeroNan | SpecialBits::None => end,
         }
     }
 
@@ -103,8 +103,8 @@ impl SmallFloat {
     fn value(&self, bits: u8) -> Option<f64> {
         let (negative, magnitude) = self.parts(bits);
         let value = match self.special {
-            Special::Ieee if magnitude == self.overflow() => f64::INFINITY,
-            Special::NegativeZeroNan if negative && magnitude == 0 => return None,
+            SpecialBits::Ieee if magnitude == self.overflow() => f64::INFINITY,
+            SpecialBits::NegativeZeroNan if negative && magnitude == 0 => return None,
             _ if magnitude >= self.overflow() => return None,
             _ => self.magnitude(magnitude),
         };
@@ -125,7 +125,7 @@ impl SmallFloat {
             None => {
                 let (negative, magnitude) = self.parts(bits);
                 out.push_str(if negative { "-nan" } else { "nan" });
-                if self.special == Special::Ieee {
+                if self.special == SpecialBits::Ieee {
                     write_payload(out, u64::from(magnitude - self.overflow()), 1 << (self.mantissa_bits - 1));
                 }
             }
@@ -160,7 +160,7 @@ impl SmallFloat {
     pub(crate) fn bits_near(&self, value: f64) -> Option<u8> {
         let sign = if value.is_sign_negative() { self.sign() } else { 0 };
         if value.is_infinite() {
-            return (self.special == Special::Ieee).then_some((sign | self.overflow()) as u8);
+            return (self.special == SpecialBits::Ieee).then_some((sign | self.overflow()) as u8);
         }
         let largest = self.overflow() - 1;
         // Without a sign there is nothing below the smallest number, not even zero.
@@ -172,7 +172,7 @@ impl SmallFloat {
         if beyond > 0.0 && beyond >= end * power_of_two(-(self.mantissa_bits as i32) - 2) {
             return None;
         }
-        let is_zero = bits == 0 && self.special == Special::NegativeZeroNan;
+        let is_zero = bits == 0 && self.special == SpecialBits::NegativeZeroNan;
         Some((bits | if is_zero { 0 } else { sign }) as u8)
     }
 
@@ -181,13 +181,13 @@ impl SmallFloat {
     pub(crate) fn nan(&self, negative: bool, payload: Option<u64>) -> Option<u8> {
         let sign = if negative { self.sign() } else { 0 };
         let bits = match (self.special, payload) {
-            (Special::Ieee, payload) => {
+            (SpecialBits::Ieee, payload) => {
                 let payload = payload.unwrap_or(1 << (self.mantissa_bits - 1));
                 let fits = payload > 0 && payload >> self.mantissa_bits == 0;
                 sign | (self.overflow() + fits.then_some(payload as u32)?)
             }
-            (Special::AllOnesNan, None) => sign | self.overflow(),
-            (Special::NegativeZeroNan, None) => self.sign(),
+            (SpecialBits::AllOnesNan, None) => sign | self.overflow(),
+            (SpecialBits::NegativeZeroNan, None) => self.sign(),
             _ => return None,
         };
         Some(bits as u8)

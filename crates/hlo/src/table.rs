@@ -13,7 +13,7 @@ use comfy_table::{CellAlignment, TableStyle, presets};
 
 /// The kind of a column's cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CellKind {
     /// Text, to the left.
     Text,
     /// Text whose middle may be left out where there is little space.
@@ -30,7 +30,7 @@ pub struct Column {
     /// Its header.
     pub name: &'static str,
     /// The kind of its cells.
-    pub kind: Kind,
+    pub kind: CellKind,
     /// The cell of each row.
     pub cells: Vec<String>,
 }
@@ -51,31 +51,31 @@ impl<R> Table<R> {
         Table { rows: rows.into_iter().collect(), columns: Vec::new() }
     }
 
-    /// With a column of [`Kind::Text`].
+    /// With a column of [`CellKind::Text`].
     #[must_use]
     pub fn text<D: fmt::Display>(self, name: &'static str, cell: impl Fn(&R) -> D) -> Table<R> {
-        self.column(name, Kind::Text, cell)
+        self.column(name, CellKind::Text, cell)
     }
 
-    /// With a column of [`Kind::Flexible`].
+    /// With a column of [`CellKind::Flexible`].
     #[must_use]
     pub fn flexible<D: fmt::Display>(self, name: &'static str, cell: impl Fn(&R) -> D) -> Table<R> {
-        self.column(name, Kind::Flexible, cell)
+        self.column(name, CellKind::Flexible, cell)
     }
 
-    /// With a column of [`Kind::Number`].
+    /// With a column of [`CellKind::Number`].
     #[must_use]
     pub fn number<D: fmt::Display>(self, name: &'static str, cell: impl Fn(&R) -> D) -> Table<R> {
-        self.column(name, Kind::Number, cell)
+        self.column(name, CellKind::Number, cell)
     }
 
-    /// With a column of [`Kind::Optional`].
+    /// With a column of [`CellKind::Optional`].
     #[must_use]
     pub fn optional<D: fmt::Display>(self, name: &'static str, cell: impl Fn(&R) -> D) -> Table<R> {
-        self.column(name, Kind::Optional, cell)
+        self.column(name, CellKind::Optional, cell)
     }
 
-    fn column<D: fmt::Display>(mut self, name: &'static str, kind: Kind, cell: impl Fn(&R) -> D) -> Table<R> {
+    fn column<D: fmt::Display>(mut self, name: &'static str, kind: CellKind, cell: impl Fn(&R) -> D) -> Table<R> {
         let cells = self.rows.iter().map(|row| cell(row).to_string()).collect();
         self.columns.push(Column { name, kind, cells });
         self
@@ -101,7 +101,7 @@ impl<R> Table<R> {
             grid.add_row(self.columns.iter().filter_map(|column| column.cells.get(row)));
         }
         for (column, shown) in self.columns.iter().zip(grid.column_iter_mut()) {
-            if matches!(column.kind, Kind::Number | Kind::Optional) {
+            if matches!(column.kind, CellKind::Number | CellKind::Optional) {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
         }

@@ -125,13 +125,13 @@ pub struct XStat {
     #[prost(int64, tag = "1")]
     pub metadata_id: i64,
     /// The value.
-    #[prost(oneof = "Value", tags = "2, 3, 4, 5, 6, 7")]
-    pub value: Option<Value>,
+    #[prost(oneof = "StatValue", tags = "2, 3, 4, 5, 6, 7")]
+    pub value: Option<StatValue>,
 }
 
 /// The value of an attribute.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Value {
+pub enum StatValue {
     /// A number.
     #[prost(double, tag = "2")]
     Double(f64),
@@ -242,7 +242,7 @@ impl XSpace {
         let entries = planes.flat_map(|plane| plane.event_metadata.values().map(move |metadata| (plane, metadata)));
         let program = |(plane, metadata): (&'a XPlane, &'a XEventMetadata)| {
             let stat = metadata.stats.iter().find(|stat| plane.stat_name(stat) == PROGRAM_STAT)?;
-            let Some(Value::Bytes(bytes)) = &stat.value else { return None };
+            let Some(StatValue::Bytes(bytes)) = &stat.value else { return None };
             // The key of the entry is a number of the profile's own, unlike this.
             let id = metadata.stats.iter().find(|stat| plane.stat_name(stat) == PROGRAM_ID_STAT)?.number()?;
             Some(ProfiledProgram { id, name: &metadata.name, bytes })
@@ -254,7 +254,7 @@ impl XSpace {
 /// About how many bytes a decoded profile takes: two bytes of it can be an empty event.
 fn decoded_bytes(bytes: &[u8]) -> u64 {
     #[derive(Clone, Copy)]
-    enum Kind {
+    enum StatKind {
         Space,
         Plane,
         Line,
@@ -267,24 +267,26 @@ fn decoded_bytes(bytes: &[u8]) -> u64 {
     // A node of a tree has room for eleven entries, and may be half empty.
     const ENTRY: usize = 2 * (size_of::<XEventMetadata>() + size_of::<i64>());
     let mut sum = 0;
-    let mut stack = vec![(bytes, Kind::Space)];
+    let mut stack = vec![(bytes, StatKind::Space)];
     while let Some((bytes, kind)) = stack.pop() {
         // Strings and bytes are copied.
         sum += bytes.len() as u64;
         for field in fields(bytes).map_while(|field| field) {
             let Some(content) = field.bytes else { continue };
             let (size, inner) = match (kind, field.number) {
-                (Kind::Space, 1) => (size_of::<XPlane>(), Kind::Plane),
-                (Kind::Plane, 3) => (size_of::<XLine>(), Kind::Line),
-                (Kind::Plane, 4 | 5) => (ENTRY, Kind::Entry),
-                (Kind::Line, 4) => (size_of::<XEvent>(), Kind::Event),
-                (Kind::Plane, 6) | (Kind::Event, 4) | (Kind::Metadata, 5) => (size_of::<XStat>(), Kind::Other),
-                (Kind::Entry, 2) => (0, Kind::Metadata),
-                (Kind::Space, _) => (size_of::<String>(), Kind::Other),
+                (StatKind::Space, 1) => (size_of::<XPlane>(), StatKind::Plane),
+                (StatKind::Plane, 3) => (size_of::<XLine>(), StatKind::Line),
+                (StatKind::Plane, 4 | 5) => (ENTRY, StatKind::Entry),
+                (StatKind::Line, 4) => (size_of::<XEvent>(), StatKind::Event),
+                (StatKind::Plane, 6) | (StatKind::Event, 4) | (StatKind::Metadata, 5) => {
+                    (size_of::<XStat>(), StatKind::Other)
+                }
+                (StatKind::Entry, 2) => (0, StatKind::Metadata),
+                (StatKind::Space, _) => (size_of::<String>(), StatKind::Other),
                 _ => continue,
             };
             sum += size as u64;
-            if !matches!(inner, Kind::Other) {
+            if !matches!(inner, StatKind::Other) {
                 stack.push((content, inner));
             }
         }
@@ -306,8 +308,8 @@ impl XPlane {
     /// The text that a stat has or refers to.
     pub fn text<'a>(&'a self, stat: &'a XStat) -> Option<&'a str> {
         match stat.value.as_ref()? {
-            Value::Text(text) => Some(text),
-            Value::Reference(id) => self.stat_metadata.get(&(*id as i64)).map(|metadata| metadata.name.as_str()),
+            StatValue::Text(text) => Some(text),
+            StatValue::Reference(id) => self.stat_metadata.get(&(*id as i64)).map(|metadata| metadata.name.as_str()),
             _ => None,
         }
     }
@@ -324,8 +326,8 @@ impl XStat {
     /// The number, if it is a whole one.
     pub fn number(&self) -> Option<i64> {
         match self.value {
-            Some(Value::Signed(number)) => Some(number),
-            Some(Value::Unsigned(number)) => Some(number as i64),
+            Some(StatValue::Signed(number)) => Some(number),
+            Some(StatValue::Unsigned(number)) => Some(number as i64),
             _ => None,
         }
     }

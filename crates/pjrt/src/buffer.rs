@@ -17,9 +17,9 @@ use meshloom_hlo::{Literal, TensorType};
 /// A dense value in one device's memory. It may still be on its way there, or not yet computed: reading it waits.
 /// Cloning gives another handle to the same memory.
 #[derive(Clone)]
-pub struct Buffer(Arc<Inner>);
+pub struct Buffer(Arc<BufferInner>);
 
-struct Inner {
+struct BufferInner {
     /// Its memory is the client's, so it goes first: fields are dropped in this order. PJRT itself keeps the memory of
     /// a buffer that an execution still reads.
     raw: Owned<PJRT_Buffer>,
@@ -68,7 +68,14 @@ impl Buffer {
         program: Option<Arc<str>>,
         raw: Owned<PJRT_Buffer>,
     ) -> Buffer {
-        Buffer(Arc::new(Inner { raw, client: client.clone(), device, ty, program, donated: AtomicBool::new(false) }))
+        Buffer(Arc::new(BufferInner {
+            raw,
+            client: client.clone(),
+            device,
+            ty,
+            program,
+            donated: AtomicBool::new(false),
+        }))
     }
 
     /// Element type and dimensions.

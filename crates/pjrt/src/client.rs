@@ -205,9 +205,9 @@ unsafe impl Sync for RawDevice {}
 /// A plugin's devices, ready for use. Cloning gives another handle; the client goes when the last handle, buffer and
 /// executable of it is gone.
 #[derive(Clone)]
-pub struct Client(Arc<Inner>);
+pub struct Client(Arc<ClientInner>);
 
-struct Inner {
+struct ClientInner {
     /// The programs by module and options, if the client keeps them. They go before the client itself: fields are
     /// dropped in order of declaration.
     programs: Option<KeptPrograms>,
@@ -266,7 +266,7 @@ impl Client {
             let devices = api.call(PJRT_Client_Devices_Args { client, ..Arguments::new() })?;
             let devices = slice(devices.devices, devices.num_devices).iter();
             let devices = devices.map(|&device| Device::read(api, device)).collect::<Result<Vec<_>, _>>()?;
-            Ok(Client(Arc::new(Inner {
+            Ok(Client(Arc::new(ClientInner {
                 programs: options.keeps_programs.then(KeptPrograms::default),
                 raw,
                 _callbacks: callbacks,

@@ -1,7 +1,7 @@
 //! The target of compilation: a platform, its plugin and its chips, and all that follows from them.
 
+use super::chip_options::{CHIP_OPTIONS, ChipOptions};
 use super::device::DeviceDescription;
-use super::presets::{PRESETS, Preset};
 use meshloom_analysis::chip_of_kind;
 use meshloom_hlo::mesh::slice_shape;
 use meshloom_hlo::{ApiVersion, GroupFormat, PlatformKind};
@@ -112,9 +112,9 @@ impl Platform {
     }
 
     /// The compiler options that suit its chips, if they are known.
-    pub fn preset(&self) -> Option<&'static Preset> {
+    pub fn chip_options(&self) -> Option<&'static ChipOptions> {
         let kind = self.device_kind()?;
-        PRESETS.iter().find(|preset| preset.kind == self.kind && preset.suits(kind))
+        CHIP_OPTIONS.iter().find(|preset| preset.kind == self.kind && preset.suits(kind))
     }
 
     /// Whether its plugin is older than an API version.

@@ -15,7 +15,7 @@ use super::{Hardware, SearchError, Variant};
 
 /// A variant of a config whose train step was lowered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Found {
+pub struct LoweredPlan {
     /// The variant.
     #[serde(flatten)]
     pub plan: Variant,
@@ -75,7 +75,7 @@ pub struct PipelineFigures {
     pub held: f64,
 }
 
-impl Found {
+impl LoweredPlan {
     /// Seconds of a step by the estimate; infinite where the hardware is not known.
     pub fn seconds(&self) -> f64 {
         self.time.as_ref().map_or(f64::INFINITY, |time| time.seconds)
@@ -93,7 +93,7 @@ pub fn evaluate(
     plan: &Variant,
     hardware: Option<&Hardware>,
     memory: u64,
-) -> Result<Found, SearchError> {
+) -> Result<LoweredPlan, SearchError> {
     let devices = hardware.map_or_else(|| base.device_total(), Hardware::device_count);
     let mut config = plan.apply(base).on_devices(devices)?;
     // The figures are known only for our own partitioner.
@@ -116,7 +116,7 @@ pub fn evaluate(
     let options = if matches!(plan, Variant::Pipeline(_)) { config.pipeline_options()? } else { None };
     let of_sequence = matches!(plan, Variant::Sequence(..));
     let &ModuleMemory { arguments, outputs, temporaries, peak, .. } = &needed;
-    Ok(Found {
+    Ok(LoweredPlan {
         plan: plan.clone(),
         is_configured: false,
         time: hardware.map(time).transpose()?,

@@ -7,8 +7,9 @@
 //! what `tensor` splits ([`Plan`]). A search lists all that the model's sizes allow and bounds each from below: by its
 //! products, its state and what must go over its wires, and by the plans of its mesh that were lowered and recompute no
 //! more in no more parts. It lowers and partitions the train step of the plan with the smallest bound, estimates time
-//! ([`estimate_walk`](meshloom::analysis::estimate_walk)) and memory, and ends when no plan that is left can be faster than the best that fits. Then it
-//! goes on with other places of the mesh in the hardware, for the plans that might be the best there.
+//! ([`estimate_walk`](meshloom::analysis::estimate_walk)) and memory, and ends when no plan that is left can be faster
+//! than the best that fits. Then it goes on with other places of the mesh in the hardware, for the plans that might be
+//! the best there.
 
 mod blocks;
 mod bounds;
@@ -30,7 +31,7 @@ use std::sync::{Mutex, PoisonError};
 use blocks::AttentionBlocks;
 pub use bounds::Bounds;
 use bounds::{Kept, Model};
-pub use found::{Found, Memory, PipelineFigures, Traffic, evaluate};
+pub use found::{LoweredPlan, Memory, PipelineFigures, Traffic, evaluate};
 pub use hardware::{
     HardwareError, hardware, hardware_from_toml, hardware_of_devices, hardware_to_toml, read_hardware, write_hardware,
 };
@@ -91,7 +92,7 @@ pub struct Search {
     /// The config as it stands, or why it cannot be lowered; `None` if its mesh is one for other devices. Where a
     /// search could choose its plan, that is among what was found.
     #[serde(skip)]
-    pub configured: Option<Result<Found, String>>,
+    pub configured: Option<Result<LoweredPlan, String>>,
     /// Plans that the model's sizes allow, and other placements of those that might be the best there.
     pub considered: usize,
     /// Plans left out because they need more memory than there is, whatever else they do.
@@ -110,7 +111,7 @@ pub struct Search {
     /// The plans that were lowered. Those of [`search`] have their axes where they are best, those that fit first, each
     /// by time.
     #[serde(skip)]
-    pub found: Vec<Found>,
+    pub found: Vec<LoweredPlan>,
     /// Operations of a step, of products alone, on each device.
     #[serde(skip)]
     pub flops: f64,
@@ -199,7 +200,7 @@ pub fn search(
     let plan = on_devices.as_ref().and_then(Plan::of);
     let estimated = |config: &RunConfig| {
         let found = evaluate(config, &Variant::Configured, Some(hardware), memory);
-        found.map(|found| Found { is_configured: true, ..found }).map_err(|error| error.to_string())
+        found.map(|found| LoweredPlan { is_configured: true, ..found }).map_err(|error| error.to_string())
     };
     let configured = on_devices.as_ref().map(estimated);
     // A plan of the config that would not be listed is one more.
@@ -214,7 +215,7 @@ pub fn search(
     if let (Some(plan), Some(estimated)) = (&plan, &configured) {
         shared.add(plan, estimated.clone());
     }
-    let run = Run { base: &base, hardware, memory, most: options.most, shared: Mutex::new(shared) };
+    let run = Searching { base: &base, hardware, memory, most: options.most, shared: Mutex::new(shared) };
     run.to_the_end(options.threads, progress);
     considered += run.add_placements();
     run.to_the_end(options.threads, progress);
@@ -240,7 +241,7 @@ pub fn compare(config: &RunConfig, hardware: Option<&Hardware>, memory: u64) -> 
     for (plan, is_configured) in variants {
         match evaluate(config, &plan, hardware, memory) {
             Ok(found) => {
-                let found = Found { is_configured, ..found };
+                let found = LoweredPlan { is_configured, ..found };
                 if is_configured {
                     search.configured = Some(Ok(found.clone()));
                 }
@@ -255,7 +256,7 @@ pub fn compare(config: &RunConfig, hardware: Option<&Hardware>, memory: u64) -> 
 }
 
 /// Returns the first of each group of plans that differ only in the order of their axes.
-fn in_best_placement(mut found: Vec<Found>) -> Vec<Found> {
+fn in_best_placement(mut found: Vec<LoweredPlan>) -> Vec<LoweredPlan> {
     let mut known: Vec<Option<Plan>> = Vec::new();
     found.retain(|found| {
         let plan = found.plan.plan().map(|plan| plan.in_order(&[]));
@@ -330,7 +331,7 @@ fn list(base: &RunConfig, hardware: &Hardware) -> Result<Listed, SearchError> {
 
 impl Search {
     /// The best plan that fits.
-    pub fn best(&self) -> Option<&Found> {
+    pub fn best(&self) -> Option<&LoweredPlan> {
         self.found.first().filter(|found| found.fits)
     }
 
@@ -338,7 +339,7 @@ impl Search {
     ///
     /// # Errors
     /// None does.
-    pub fn best_on(&self, hardware: &Hardware) -> Result<&Found, SearchError> {
+    pub fn best_on(&self, hardware: &Hardware) -> Result<&LoweredPlan, SearchError> {
         self.best().ok_or_else(|| self.why_none(hardware))
     }
 
@@ -371,8 +372,8 @@ impl Search {
     }
 
     /// The plans that no other beats in both time and memory, the fastest first.
-    pub fn front(&self) -> Vec<&Found> {
-        let mut by_time: Vec<&Found> = self.found.iter().collect();
+    pub fn front(&self) -> Vec<&LoweredPlan> {
+        let mut by_time: Vec<&LoweredPlan> = self.found.iter().collect();
         by_time.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()).then_with(|| a.bytes.cmp(&b.bytes)));
         let mut least = u64::MAX;
         by_time.retain(|found| {
@@ -384,7 +385,7 @@ impl Search {
     }
 }
 
-struct Run<'a> {
+struct Searching<'a> {
     base: &'a RunConfig,
     hardware: &'a Hardware,
     memory: u64,
@@ -401,21 +402,21 @@ struct Shared {
 
 impl Shared {
     /// A plan that was lowered, or why it cannot be.
-    fn add(&mut self, plan: &Plan, evaluated: Result<Found, String>) {
+    fn add(&mut self, plan: &Plan, evaluated: Result<LoweredPlan, String>) {
         match evaluated {
             Ok(found) => {
                 self.queue.learn(plan, &found);
                 if found.fits {
                     self.best = Some(self.best.unwrap_or(f64::INFINITY).min(found.seconds()));
                 }
-                self.search.found.push(Found { plan: plan.clone().into(), ..found });
+                self.search.found.push(LoweredPlan { plan: plan.clone().into(), ..found });
             }
             Err(reason) => self.search.refused.push(Refused { plan: plan.clone().into(), reason }),
         }
     }
 }
 
-impl Run<'_> {
+impl Searching<'_> {
     /// Lowers plans until none that is left can be the best.
     fn to_the_end(&self, threads: usize, progress: &(dyn Fn(Progress) + Sync)) {
         std::thread::scope(|scope| {

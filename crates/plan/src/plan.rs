@@ -152,7 +152,7 @@ impl Plan {
 
     /// Returns the key that is equal for plans that differ only in how much they recompute and into how many parts they
     /// cut rows.
-    pub(super) fn family(&self) -> Family {
+    pub(super) fn remat_class(&self) -> RematClass {
         let pipeline = self.pipeline.as_ref().map(|it| {
             let numbers = [it.repeats, it.chunks, usize::from(it.keep_gathered)];
             (it.schedule.name(), it.weights.name(), numbers)
@@ -161,7 +161,7 @@ impl Plan {
     }
 
     /// Returns the key that is equal for plans that keep as much of the same rows.
-    pub(super) fn kin(&self) -> Kin {
+    pub(super) fn memory_class(&self) -> MemoryClass {
         let keeping = match &self.pipeline {
             None => Keeping::Part,
             Some(pipeline) if pipeline.schedule.branches() => Keeping::Table(pipeline.schedule.name(), pipeline.chunks),
@@ -315,7 +315,7 @@ fn order(sizes: &[usize; AXES.len()], axes: &[usize]) -> [usize; AXES.len()] {
 type OfAxes = [usize; AXES.len()];
 
 /// The plans of a mesh with the same pipeline.
-pub(super) type Family = (OfAxes, OfAxes, Residual, Option<(&'static str, &'static str, [usize; 3])>);
+pub(super) type RematClass = (OfAxes, OfAxes, Residual, Option<(&'static str, &'static str, [usize; 3])>);
 
 /// The parts of a device's rows that are kept for the backward pass at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -329,7 +329,7 @@ pub(super) enum Keeping {
 }
 
 /// The plans of a mesh that keep as much.
-pub(super) type Kin = (OfAxes, Residual, Keeping);
+pub(super) type MemoryClass = (OfAxes, Residual, Keeping);
 
 /// The plans that split a row in the same way.
 pub(super) type Split = ([usize; WITHIN_ROWS.len()], OfAxes, Residual);

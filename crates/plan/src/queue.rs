@@ -6,8 +6,8 @@ use std::collections::{BinaryHeap, HashMap};
 
 use super::blocks::AttentionBlocks;
 use super::bounds::{Bounds, least_bubble};
-use super::plan::{DOTS, Family, Keeping, Kin, MOST_RECOMPUTED, Plan, Split, WITHIN_ROWS};
-use super::{Found, Hardware};
+use super::plan::{DOTS, Keeping, MOST_RECOMPUTED, MemoryClass, Plan, RematClass, Split, WITHIN_ROWS};
+use super::{Hardware, LoweredPlan};
 use meshloom::analysis::StepTime;
 
 /// The factor by which a relative that does less may be slower: kept values must be read again, and a larger part may
@@ -34,8 +34,8 @@ pub(super) struct Queue {
     blocks: AttentionBlocks,
     /// Plans that do not fit, because a relative needs much more.
     pub(super) too_large: usize,
-    times: HashMap<Family, Vec<Time>>,
-    memories: HashMap<Kin, Vec<Memory>>,
+    times: HashMap<RematClass, Vec<Time>>,
+    memories: HashMap<MemoryClass, Vec<KnownMemory>>,
     works: HashMap<Split, Vec<Work>>,
 }
 
@@ -59,7 +59,7 @@ struct Work {
     seconds: f64,
 }
 
-struct Memory {
+struct KnownMemory {
     rank: usize,
     parts: usize,
     bytes: f64,
@@ -114,13 +114,13 @@ impl Queue {
     }
 
     /// Records what is known of a plan, for the bounds of its relatives.
-    pub(super) fn learn(&mut self, plan: &Plan, found: &Found) {
+    pub(super) fn learn(&mut self, plan: &Plan, found: &LoweredPlan) {
         // How long moves are waited for says nothing of plans without them.
         if plan.offloads() {
             return;
         }
-        let memory = Memory { rank: plan.rank(), parts: plan.parts(), bytes: found.bytes as f64 };
-        self.memories.entry(plan.kin()).or_default().push(memory);
+        let memory = KnownMemory { rank: plan.rank(), parts: plan.parts(), bytes: found.bytes as f64 };
+        self.memories.entry(plan.memory_class()).or_default().push(memory);
         if let Some(time) = found.time.as_ref().filter(|_| !self.favours_small) {
             self.learn_time(plan, time);
         }
@@ -136,7 +136,7 @@ impl Queue {
             }
             _ => time.idle,
         };
-        self.times.entry(plan.family()).or_default().push(Time {
+        self.times.entry(plan.remat_class()).or_default().push(Time {
             rank,
             parts,
             blocks,
@@ -146,7 +146,7 @@ impl Queue {
         let is_within = |axes: &str| axes.split(',').all(|axis| WITHIN_ROWS.contains(&axis));
         let within = time.transfers.iter().filter(|transfer| is_within(&transfer.axes));
         let working = time.computing + within.map(|transfer| transfer.waiting).sum::<f64>();
-        let seconds = match plan.kin().2 {
+        let seconds = match plan.memory_class().2 {
             Keeping::All => working * (1.0 - idle / time.seconds),
             Keeping::Part | Keeping::Table(..) => working,
         };
@@ -157,7 +157,7 @@ impl Queue {
     /// Returns the least time that a plan takes, by the plans of its family that recompute no more, have no more parts,
     /// and have no smaller blocks.
     fn seconds_by_relatives(&self, plan: &Plan) -> f64 {
-        let Some(family) = self.times.get(&plan.family()) else { return 0.0 };
+        let Some(family) = self.times.get(&plan.remat_class()) else { return 0.0 };
         let (rank, parts, blocks) = (plan.rank(), plan.parts(), self.blocks.of(plan));
         let is_less = |it: &&Time| recomputes_less(it.rank, rank) && it.parts <= parts && it.blocks >= blocks;
         let less = family.iter().filter(is_less);
@@ -182,10 +182,10 @@ impl Queue {
 
     /// Returns the least memory that a plan needs, by the plans of its kin that keep no more of a row.
     fn bytes_by_relatives(&self, plan: &Plan) -> f64 {
-        let kin = plan.kin();
+        let kin = plan.memory_class();
         let Some(alike) = self.memories.get(&kin) else { return 0.0 };
         let less = alike.iter().filter(|known| known.rank >= plan.rank_of_memory());
-        let part = |known: &Memory| match kin.2 {
+        let part = |known: &KnownMemory| match kin.2 {
             Keeping::All => 1.0,
             Keeping::Part | Keeping::Table(..) => (known.parts as f64 / plan.parts() as f64).min(1.0),
         };

@@ -1,6 +1,6 @@
 //! Advice on a plan that is not the best: what it would need to be the best.
 
-use super::Found;
+use super::LoweredPlan;
 
 /// The change that would make a plan as fast as another.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub enum Advice {
 
 /// Returns the change that a plan would need to be as fast as the best: the smallest relative change of one thing;
 /// `None` where no time is known.
-pub fn what_it_would_need(found: &Found, best: &Found, memory: u64) -> Option<Advice> {
+pub fn what_it_would_need(found: &LoweredPlan, best: &LoweredPlan, memory: u64) -> Option<Advice> {
     if !found.fits && found.seconds() < best.seconds() {
         return Some(Advice::Memory(found.bytes.saturating_sub(memory)));
     }

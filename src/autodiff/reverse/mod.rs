@@ -61,7 +61,7 @@ impl<'g> Tape<'g> {
         calls: &CallCache,
     ) -> Result<Tape<'g>, OpError> {
         for kept in kept {
-            kept.preset(builder, &mut map)?;
+            kept.fill_slots(builder, &mut map)?;
         }
         let active = activity(graph, active_inputs);
         let wanted = demand(graph, &active, wanted_outputs);

@@ -122,17 +122,17 @@ impl FromResults for Box<[TensorType]> {
     }
 }
 
-pub(crate) trait Bodies: Sized {
+pub(crate) trait BodiesText: Sized {
     fn take(bodies: &mut Vec<Arc<Graph>>) -> Option<Self>;
 }
 
-impl Bodies for Arc<Graph> {
+impl BodiesText for Arc<Graph> {
     fn take(bodies: &mut Vec<Arc<Graph>>) -> Option<Arc<Graph>> {
         (!bodies.is_empty()).then(|| bodies.remove(0))
     }
 }
 
-impl Bodies for Vec<Arc<Graph>> {
+impl BodiesText for Vec<Arc<Graph>> {
     fn take(bodies: &mut Vec<Arc<Graph>>) -> Option<Vec<Arc<Graph>>> {
         Some(std::mem::take(bodies))
     }
@@ -298,7 +298,7 @@ impl OpReader<'_> {
         T::from_results(self.types).ok_or_else(|| self.missing("a result"))
     }
 
-    pub(crate) fn body<T: Bodies>(&mut self) -> Result<T> {
+    pub(crate) fn body<T: BodiesText>(&mut self) -> Result<T> {
         T::take(&mut self.bodies).ok_or_else(|| self.missing("one more body, such as `@0`"))
     }
 }

@@ -8,10 +8,10 @@
 use meshloom_mosaic::attention::{Attention as Shape, Blocks, COMPUTE, EDGE, FIRST, LAST, Order};
 use meshloom_mosaic::{Kernel, KernelError};
 
+use super::super::block_mask::Sight;
+use super::super::nonzero::nonzero;
 use super::super::pad::{pad, pad_segments};
-use super::super::sight::Sight;
 use super::super::traced::{pairs_of_blocks, traced};
-use super::super::true_places::true_places;
 use super::super::{AttentionKernel, Kernels};
 use super::{list, refused, run};
 use crate::ir::{DType, TensorType};
@@ -24,7 +24,7 @@ pub(in super::super) fn attention(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<KernelImplementation>, TraceError> {
-    let Some(call) = Call::new(op.0, types, kernels) else { return Ok(None) };
+    let Some(call) = AttentionCall::new(op.0, types, kernels) else { return Ok(None) };
     let Some(forward) = call.kernel(Order::Queries, Shape::forward)? else { return Ok(None) };
     call.trace("attention", types, &forward, |operands| {
         let rows = call.rows(operands);
@@ -40,7 +40,7 @@ pub(in super::super) fn attention_gradient(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<KernelImplementation>, TraceError> {
-    let Some(call) = Call::new(op.0, types, kernels) else { return Ok(None) };
+    let Some(call) = AttentionCall::new(op.0, types, kernels) else { return Ok(None) };
     let Some(of_queries) = call.kernel(Order::Queries, Shape::backward_queries)? else { return Ok(None) };
     let Some(of_keys) = call.kernel(Order::Keys, Shape::backward_keys)? else { return Ok(None) };
     call.trace("attention_gradient", types, &of_queries, |operands| {
@@ -96,22 +96,22 @@ fn pairs(sight: &Sight, order: Order) -> Vec<Tensor> {
     let bits = [(is_first, FIRST), (is_last, LAST), (seen, COMPUTE), (seen & partly, EDGE)];
     let bits = bits.map(|(has, bit)| number(has) * f64::from(bit));
     let flags = (bits[0] + bits[1] + bits[2] + bits[3]).reshape([outer * inner]);
-    let (places, count) = true_places(visited.reshape([outer * inner]));
+    let (places, count) = nonzero(visited.reshape([outer * inner]));
     let [first, second] = [places / inner as f64, places % inner as f64];
     let [query, key] = if order == Order::Queries { [first, second] } else { [second, first] };
     vec![count, query, key, flags.take(0, places)]
 }
 
 /// An attention as the kernels take it.
-struct Call {
+struct AttentionCall {
     form: AttentionForm,
     shape: Shape,
     sizes: AttentionSizes,
 }
 
-impl Call {
+impl AttentionCall {
     /// Returns `None` if the kernels do not compute this one.
-    fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels) -> Option<Call> {
+    fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels) -> Option<AttentionCall> {
         let dtype = types[0].dtype;
         let is_one = kernels.attention == AttentionKernel::Mosaic
             && form.dropout.is_none()
@@ -138,7 +138,7 @@ impl Call {
             places: form.order == PlaceOrder::Any,
             sinks: false,
         };
-        let call = Call { form, shape, sizes };
+        let call = AttentionCall { form, shape, sizes };
         let [query_blocks, key_blocks] = call.counts();
         // A list that is made from data has room for all pairs. The length of a known list is checked when it is made.
         let fits = !call.shape.places || query_blocks * key_blocks <= Shape::MOST_PAIRS;
@@ -202,14 +202,14 @@ impl Call {
         pad(x.reshape([&[self.shape.batch, self.shape.kv_heads], own].concat()), 2, self.shape.keys, 0.0)
     }
 
-    /// The inverse of [`Call::queries`].
+    /// The inverse of [`AttentionCall::queries`].
     fn of_queries(&self, x: Tensor) -> Tensor {
         let AttentionSizes { ref batch, kv_heads, groups, queries, .. } = self.sizes;
         let x = x.slice(2, ..queries);
         x.reshape([&batch[..], &[kv_heads, groups], &x.dims()[2..]].concat())
     }
 
-    /// The inverse of [`Call::keys`].
+    /// The inverse of [`AttentionCall::keys`].
     fn of_keys(&self, x: Tensor) -> Tensor {
         let AttentionSizes { ref batch, keys, .. } = self.sizes;
         x.slice(2, ..keys).reshape_first(batch)

@@ -5,7 +5,7 @@
 //! the kernel's grid. Rows stay where they are: no group is padded. Element types that the kernels do not have, widths
 //! that cannot be cut into blocks, and lists longer than scalar memory are computed otherwise.
 
-use meshloom_mosaic::grouped::{Blocks, COMPUTE, FIRST, Grouped, LAST};
+use meshloom_mosaic::grouped::{COMPUTE, FIRST, Grouped, GroupedBlocks, LAST};
 
 use super::super::pad::pad;
 use super::super::table::TILE;
@@ -22,7 +22,7 @@ pub(in super::super) fn ragged_dot(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<KernelImplementation>, TraceError> {
-    let Some(call) = Call::new(op, types, kernels) else { return Ok(None) };
+    let Some(call) = GroupedCall::new(op, types, kernels) else { return Ok(None) };
     let visits = call.visit_count();
     let kernel = match op.mode {
         RaggedMode::Rows => call.shape.by_rows(visits, false),
@@ -30,7 +30,7 @@ pub(in super::super) fn ragged_dot(
         RaggedMode::Contracted => call.shape.by_groups(visits),
     };
     let kernel = kernel.map_err(|error| refused("kernels.experts", &error))?;
-    let Blocks { rows, inner, columns } = call.shape.blocks;
+    let GroupedBlocks { rows, inner, columns } = call.shape.blocks;
     let how = format!("blocks of {rows} rows, {inner} wide, by {columns} columns; as many as the groups have");
     let found = traced(ExpertsKernel::Mosaic.name(), "ragged_dot", how, types, |operands| {
         let lists = if op.mode == RaggedMode::Contracted {
@@ -61,7 +61,7 @@ pub(in super::super) fn ragged_dot(
 
 /// A grouped product as the kernels take it. Rows that share matrices are called parts here. The rows of all parts
 /// follow each other, and so do the matrices of the whole batch.
-struct Call {
+struct GroupedCall {
     shape: Grouped,
     sizes: RaggedSizes,
     /// The product of the leading dimensions that matrices have.
@@ -70,9 +70,9 @@ struct Call {
     parts: usize,
 }
 
-impl Call {
+impl GroupedCall {
     /// Returns `None` if the kernels do not compute this one.
-    fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<Call> {
+    fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<GroupedCall> {
         let dtype = op.dtype;
         let is_one = kernels.experts == ExpertsKernel::Mosaic
             && matches!(dtype, DType::BF16 | DType::F32)
@@ -84,7 +84,7 @@ impl Call {
         let sizes = op.sizes(&types.iter().collect::<Vec<_>>());
         let (batch, parts) = (sizes.batch.iter().product::<usize>(), sizes.blocks.iter().product::<usize>());
         let (rows, groups) = ((batch * parts * sizes.rows).next_multiple_of(TILE), batch * sizes.groups);
-        let blocks = Blocks::new(dtype, rows, sizes.inner, sizes.columns, groups * parts)?;
+        let blocks = GroupedBlocks::new(dtype, rows, sizes.inner, sizes.columns, groups * parts)?;
         let shape = Grouped {
             dtype,
             rows: rows.next_multiple_of(blocks.rows),
@@ -93,7 +93,7 @@ impl Call {
             groups,
             blocks,
         };
-        let call = Call { shape, sizes, batch, parts };
+        let call = GroupedCall { shape, sizes, batch, parts };
         (call.visit_count() <= Grouped::MOST_VISITS).then_some(call)
     }
 

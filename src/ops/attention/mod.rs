@@ -225,18 +225,18 @@ impl AttentionForm {
 }
 
 /// The definitions, in other ops.
-struct Definition<'a> {
+struct AttentionDefinition<'a> {
     builder: &'a mut GraphBuilder,
     form: AttentionForm,
     sizes: AttentionSizes,
     dtype: DType,
 }
 
-impl Definition<'_> {
-    fn new<'a>(builder: &'a mut GraphBuilder, form: AttentionForm, operands: &[Value]) -> Definition<'a> {
+impl AttentionDefinition<'_> {
+    fn new<'a>(builder: &'a mut GraphBuilder, form: AttentionForm, operands: &[Value]) -> AttentionDefinition<'a> {
         let [query, key, value] = [0, 1, 2].map(|index| builder.ty(operands[index]));
         let (sizes, dtype) = (AttentionSizes::of(query, key, value), query.dtype);
-        Definition { builder, form, sizes, dtype }
+        AttentionDefinition { builder, form, sizes, dtype }
     }
 
     /// The numbers of the leading `count` dimensions of a tensor.
@@ -415,7 +415,7 @@ impl Attention {
     /// # Errors
     /// The operands are not those of the op.
     pub fn define(&self, builder: &mut GraphBuilder, operands: &[Value]) -> Result<Values, OpError> {
-        Ok(Definition::new(builder, self.0, operands).mixed(operands)?.into_iter().collect())
+        Ok(AttentionDefinition::new(builder, self.0, operands).mixed(operands)?.into_iter().collect())
     }
 }
 
@@ -425,7 +425,7 @@ impl AttentionGradient {
     /// # Errors
     /// The operands are not those of the op.
     pub fn define(&self, builder: &mut GraphBuilder, operands: &[Value]) -> Result<Values, OpError> {
-        Ok(Definition::new(builder, self.0, operands).gradient(operands)?.into_iter().collect())
+        Ok(AttentionDefinition::new(builder, self.0, operands).gradient(operands)?.into_iter().collect())
     }
 }
 

@@ -27,14 +27,14 @@ type Round<'a> = dyn Fn(&mut GraphBuilder, &[Value], Option<&[Value]>) -> Result
 
 /// One pass around the ring. The values that stay on a device, those that travel, and those that are summed up are
 /// lists.
-struct Ring<'a> {
+struct RingWalk<'a> {
     group: Group,
     round: &'a Round<'a>,
     /// The number of sums that belong to the keys and travel with them. They are the last ones.
     travelling_sums: usize,
 }
 
-impl Ring<'_> {
+impl RingWalk<'_> {
     fn send(&self, builder: &mut GraphBuilder, values: &[Value]) -> Result<Vec<Value>, OpError> {
         let size = self.group.size as u32;
         let pairs: Box<[(u32, u32)]> = (0..size).map(|rank| (rank, (rank + 1) % size)).collect();
@@ -155,7 +155,7 @@ fn around(
     round: &Round<'_>,
 ) -> Result<Vec<Value>, OpError> {
     let (staying, travelling) = parted(context);
-    Ring { group, round, travelling_sums }.run(context.builder, &staying, &travelling)
+    RingWalk { group, round, travelling_sums }.run(context.builder, &staying, &travelling)
 }
 
 /// An attention whose keys lie over the devices of a group, on one of them.

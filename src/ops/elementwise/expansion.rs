@@ -224,7 +224,7 @@ pub(crate) fn erf_inv_f32(x: f64) -> f64 {
 }
 
 /// One range of erf's inverse, as a polynomial in a shifted w = -log(1 - x^2) or its root.
-struct Piece {
+struct ErfRange {
     /// The range ends where w reaches this.
     limit: f64,
     of_root: bool,
@@ -257,8 +257,8 @@ const ERFC_F64: &[f64] = &[
 /// M. Giles, "Approximating the erfinv function", GPU Computing Gems 2, 2010: the single precision version, whose
 /// relative error is below 4e-7.
 #[rustfmt::skip]
-const ERF_INV_F32: &[Piece] = &[
-    Piece {
+const ERF_INV_F32: &[ErfRange] = &[
+    ErfRange {
         limit: 5.0,
         of_root: false,
         shift: 2.5,
@@ -267,7 +267,7 @@ const ERF_INV_F32: &[Piece] = &[
             -0.00417768164, 0.246640727, 1.50140941,
         ],
     },
-    Piece {
+    ErfRange {
         limit: f64::INFINITY,
         of_root: true,
         shift: 3.0,
@@ -281,8 +281,8 @@ const ERF_INV_F32: &[Piece] = &[
 /// The double precision version of the same paper, whose relative error is below 2e-15.
 #[rustfmt::skip]
 #[allow(clippy::excessive_precision)]
-const ERF_INV_F64: &[Piece] = &[
-    Piece {
+const ERF_INV_F64: &[ErfRange] = &[
+    ErfRange {
         limit: 6.25,
         of_root: false,
         shift: 3.125,
@@ -295,7 +295,7 @@ const ERF_INV_F64: &[Piece] = &[
             -0.0060336708714301490533, 0.24015818242558961693, 1.6536545626831027356,
         ],
     },
-    Piece {
+    ErfRange {
         limit: 16.0,
         of_root: true,
         shift: 3.25,
@@ -307,7 +307,7 @@ const ERF_INV_F64: &[Piece] = &[
             0.005370914553590063617, 1.0052589676941592334, 3.0838856104922207635,
         ],
     },
-    Piece {
+    ErfRange {
         limit: f64::INFINITY,
         of_root: true,
         shift: 5.0,

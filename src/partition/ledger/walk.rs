@@ -16,7 +16,7 @@ use meshloom_hlo::mesh::Mesh;
 impl Ledger {
     /// The collectives of a local graph.
     pub fn of(graph: &Graph, mesh: &Mesh) -> Ledger {
-        let mut walk = Walk {
+        let mut walk = LedgerWalk {
             mesh,
             entries: Vec::new(),
             scopes: FxHashSet::default(),
@@ -44,7 +44,7 @@ struct Around {
     phase: Phase,
 }
 
-struct Walk<'a> {
+struct LedgerWalk<'a> {
     mesh: &'a Mesh,
     entries: Vec<Arc<Collective>>,
     scopes: FxHashSet<Scope>,
@@ -63,7 +63,7 @@ struct Channels {
     functions: FxHashMap<*const Graph, usize>,
 }
 
-impl Walk<'_> {
+impl LedgerWalk<'_> {
     fn graph(&mut self, graph: &Graph, around: Around) {
         for node in graph.nodes() {
             let origin = node.origin().inside(around.phase);

@@ -1,6 +1,6 @@
 //! Identities of elementwise ops.
 
-use super::super::rewrite::{Match, Rule};
+use super::super::rewrite::{Match, RewriteRule};
 use super::rules;
 use crate::ir::{DType, Value, Values};
 use crate::ops::{

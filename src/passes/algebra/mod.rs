@@ -11,7 +11,7 @@
 mod arithmetic;
 mod movement;
 
-use super::rewrite::{Rewrite, Rule};
+use super::rewrite::{Rewrite, RewriteRule};
 use crate::ops::{BinaryKind, Op, UnaryKind};
 
 /// Applies the identities of [`algebra_rules`].
@@ -25,7 +25,7 @@ macro_rules! rules {
         $name:literal, $argument:literal, $(given $op:pat_param =>)? $(made by $made:pat_param =>)?
         |$node:ident| $apply:expr;
     )* })*) => {
-        $(pub(super) const $table: &[Rule] = &[$(Rule {
+        $(pub(super) const $table: &[RewriteRule] = &[$(RewriteRule {
             name: $name,
             argument: $argument,
             apply: |$node| {
@@ -36,12 +36,12 @@ macro_rules! rules {
         }),*];)*
 
         /// All of them.
-        pub(super) const ALL: &[&[Rule]] = &[$($table),*];
+        pub(super) const ALL: &[&[RewriteRule]] = &[$($table),*];
     };
 }
 use rules;
 
-fn rules_of(op: &Op) -> &'static [Rule] {
+fn rules_of(op: &Op) -> &'static [RewriteRule] {
     match op {
         Op::Binary(op) => match op.0 {
             BinaryKind::Add => arithmetic::ADD,
@@ -85,6 +85,6 @@ fn rules_of(op: &Op) -> &'static [Rule] {
 }
 
 /// Every rule of the `algebra` pass.
-pub fn algebra_rules() -> impl Iterator<Item = &'static Rule> {
+pub fn algebra_rules() -> impl Iterator<Item = &'static RewriteRule> {
     arithmetic::ALL.iter().chain(movement::ALL).copied().flatten()
 }

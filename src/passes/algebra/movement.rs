@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::super::rewrite::{Match, Rule};
+use super::super::rewrite::{Match, RewriteRule};
 use super::rules;
 use crate::ir::Value;
 use crate::ops::{
@@ -246,14 +246,14 @@ fn integer(splat: &Splat) -> i128 {
 }
 
 /// Operands of a concatenation that are adjacent slices, taken together.
-struct Part {
+struct AdjacentSlices {
     source: Value,
     ranges: Box<[SliceDim]>,
     /// The operand, if it stands alone.
     alone: Option<Value>,
 }
 
-impl Part {
+impl AdjacentSlices {
     /// Whether slices of the same tensor with these ranges begin along `axis` where this part ends.
     fn continues_with(&self, source: Value, ranges: &[SliceDim], axis: usize) -> bool {
         let fits = |(dim, (own, next)): (usize, (&SliceDim, &SliceDim))| {
@@ -267,7 +267,7 @@ impl Part {
 
 fn join_slices(node: &mut Match<'_, '_>) -> Option<Value> {
     let Op::Concatenate(Concatenate { axis }) = *node.op else { return None };
-    let mut parts: SmallVec<[Part; 4]> = SmallVec::new();
+    let mut parts: SmallVec<[AdjacentSlices; 4]> = SmallVec::new();
     for &operand in node.operands() {
         let (source, ranges) = match node.made_by(operand) {
             Some((Op::Slice(op), &[source])) => (source, op.ranges.clone()),
@@ -278,12 +278,12 @@ fn join_slices(node: &mut Match<'_, '_>) -> Option<Value> {
                 part.ranges[axis].limit = ranges[axis].limit;
                 part.alone = None;
             }
-            _ => parts.push(Part { source, ranges, alone: Some(operand) }),
+            _ => parts.push(AdjacentSlices { source, ranges, alone: Some(operand) }),
         }
     }
     (parts.len() < node.operands().len()).then_some(())?;
     let mut operands: SmallVec<[Value; 4]> = SmallVec::new();
-    for Part { source, ranges, alone } in parts {
+    for AdjacentSlices { source, ranges, alone } in parts {
         operands.push(match alone {
             Some(operand) => operand,
             None => node.push(Slice { ranges }, &[source])?,

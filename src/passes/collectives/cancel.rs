@@ -22,7 +22,7 @@ pub fn cancel_collectives(graph: &Graph) -> Graph {
 
 fn rewrite(graph: &Graph, inputs: &[AxisSet]) -> Graph {
     let GraphCopy { builder, mut map, .. } = GraphCopy::with_inputs(graph);
-    let mut walk = Walk { builder, sets: inputs.to_vec(), readers: vec![0; inputs.len()] };
+    let mut walk = Cancelling { builder, sets: inputs.to_vec(), readers: vec![0; inputs.len()] };
     let readers = live_readers(graph);
     for (&input, new) in graph.inputs().iter().zip(0..) {
         walk.readers[new] = readers[input.index()];
@@ -51,7 +51,7 @@ fn live_readers(graph: &Graph) -> Vec<u32> {
 }
 
 /// The new graph, and the analysis of its values.
-struct Walk {
+struct Cancelling {
     builder: GraphBuilder,
     /// The axes along which each value may differ.
     sets: Vec<AxisSet>,
@@ -59,7 +59,7 @@ struct Walk {
     readers: Vec<u32>,
 }
 
-impl Walk {
+impl Cancelling {
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, map: &ValueMap) -> Values {
         let operands: Values = node.operands().iter().map(|&value| map.get(value)).collect();
         let replaced = match node.op() {
@@ -169,12 +169,12 @@ impl Walk {
     }
 
     /// A value that no other node reads, which is a reduced sum, or another value plus a reduced sum.
-    fn term(&self, value: Value) -> Option<Term> {
+    fn term(&self, value: Value) -> Option<CancelTerm> {
         let graph = self.builder.graph();
         let node = graph.defining_node(value).filter(|_| self.readers[value.index()] == 1)?;
         match (node.op(), node.operands()) {
             (op, &[operand]) if adds_over_devices(op) => {
-                Some(Term { rest: None, reduction: op.clone(), operand, origin: node.origin() })
+                Some(CancelTerm { rest: None, reduction: op.clone(), operand, origin: node.origin() })
             }
             (Op::Binary(Binary(BinaryKind::Add)), &[x, y]) if x != y => {
                 let found = [(x, y), (y, x)].into_iter().find(|&(reduced, _)| {
@@ -182,13 +182,13 @@ impl Walk {
                     node.is_some_and(|node| adds_over_devices(node.op()) && node.operands().len() == 1)
                 });
                 let (reduced, rest) = found?;
-                Some(Term { rest: Some(rest), ..self.term(reduced)? })
+                Some(CancelTerm { rest: Some(rest), ..self.term(reduced)? })
             }
             _ => None,
         }
     }
 
-    /// As [`Walk::push`], for a value that one node of this rewrite reads.
+    /// As [`Cancelling::push`], for a value that one node of this rewrite reads.
     fn push_read(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
         let value = self.push(op, operands)?;
         self.readers[value.index()] = 1;
@@ -197,7 +197,7 @@ impl Walk {
 }
 
 /// `rest + reduction(operand)`.
-struct Term {
+struct CancelTerm {
     rest: Option<Value>,
     reduction: Op,
     operand: Value,

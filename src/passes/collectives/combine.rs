@@ -32,13 +32,13 @@ pub fn combine_collectives(graph: &Graph, limit: u64, all_reduces: u64) -> Graph
 }
 
 fn combine(graph: &Graph, [limit, all_reduces]: [u64; 2], bodies: &mut BodyCache) -> Graph {
-    let mut walk = Walk { graph, copy: GraphCopy::with_inputs(graph), done: vec![false; graph.node_count()] };
+    let mut walk = Combining { graph, copy: GraphCopy::with_inputs(graph), done: vec![false; graph.node_count()] };
     let alike = alike(graph, all_reduces);
     for node in graph.nodes() {
         if walk.done[node.id.index()] {
             continue;
         }
-        let key = Key::of(graph, node, all_reduces);
+        let key = CombineKey::of(graph, node, all_reduces);
         match key.and_then(|key| alike.get(&key)).filter(|nodes| nodes.len() > 1) {
             Some(nodes) => walk.join(node, nodes, limit),
             None => bodies.copy(&mut walk.copy, node, |body, bodies| combine(body, [limit, all_reduces], bodies)),
@@ -49,14 +49,14 @@ fn combine(graph: &Graph, [limit, all_reduces]: [u64; 2], bodies: &mut BodyCache
 
 /// The properties that collectives must share to be combined.
 #[derive(PartialEq, Eq, Hash)]
-struct Key<'g> {
+struct CombineKey<'g> {
     op: &'g Op,
     dtype: DType,
     phase: Phase,
 }
 
-impl<'g> Key<'g> {
-    fn of(graph: &'g Graph, node: NodeRef<'g>, all_reduces: u64) -> Option<Key<'g>> {
+impl<'g> CombineKey<'g> {
+    fn of(graph: &'g Graph, node: NodeRef<'g>, all_reduces: u64) -> Option<CombineKey<'g>> {
         let phase = node.origin().phase;
         let largest = match node.op() {
             Op::AllReduce(_) if phase != Phase::Forward => all_reduces.min(LARGEST_COPIED),
@@ -64,15 +64,15 @@ impl<'g> Key<'g> {
             _ => return None,
         };
         let &operand = node.operands().first()?;
-        (bytes(graph, node) <= largest).then(|| Key { op: node.op(), dtype: graph.ty(operand).dtype, phase })
+        (bytes(graph, node) <= largest).then(|| CombineKey { op: node.op(), dtype: graph.ty(operand).dtype, phase })
     }
 }
 
 /// The collectives that could be combined if they were ready together, in their order.
-fn alike(graph: &Graph, all_reduces: u64) -> FxHashMap<Key<'_>, Vec<Node>> {
-    let mut found: FxHashMap<Key<'_>, Vec<Node>> = FxHashMap::default();
+fn alike(graph: &Graph, all_reduces: u64) -> FxHashMap<CombineKey<'_>, Vec<Node>> {
+    let mut found: FxHashMap<CombineKey<'_>, Vec<Node>> = FxHashMap::default();
     for node in graph.nodes() {
-        if let Some(key) = Key::of(graph, node, all_reduces) {
+        if let Some(key) = CombineKey::of(graph, node, all_reduces) {
             found.entry(key).or_default().push(node.id);
         }
     }
@@ -86,14 +86,14 @@ fn bytes(graph: &Graph, node: NodeRef<'_>) -> u64 {
     operands.max(node.results().map(size).sum())
 }
 
-struct Walk<'g> {
+struct Combining<'g> {
     graph: &'g Graph,
     copy: GraphCopy<'g>,
     /// The nodes that have been copied.
     done: Vec<bool>,
 }
 
-impl Walk<'_> {
+impl Combining<'_> {
     /// Pushes a collective together with those of `alike` that can join it.
     fn join(&mut self, first: NodeRef<'_>, alike: &[Node], limit: u64) {
         let mut members: SmallVec<[Node; 8]> = SmallVec::from_slice(&[first.id]);

@@ -36,7 +36,7 @@ fn pack(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
     for node in graph.nodes() {
         let plan = match node.op().trip_count() {
             Some(_) => plan(graph, &segment, node, limit),
-            None => Plan::default(),
+            None => Packing::default(),
         };
         if !plan.packs.is_empty() {
             write_beside(&mut copy, &segment, &plan, node, limit, bodies);
@@ -54,7 +54,7 @@ fn pack(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
 
 /// The packs of the nodes in front of a loop; the default has none.
 #[derive(Default)]
-struct Plan<'g> {
+struct Packing<'g> {
     /// The collectives that become one, a list for each pack.
     packs: Vec<Vec<Transfer<'g>>>,
     /// The nodes that depend on the packs, which come after them.
@@ -105,10 +105,10 @@ impl<'g> Transfer<'g> {
 }
 
 /// Plans the packs of a segment, given the loop behind it.
-fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, limit: u64) -> Plan<'g> {
+fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, limit: u64) -> Packing<'g> {
     let count = segment.iter().filter(|&&node| Transfer::of(node).is_some()).count();
     if count < 2 || is_busy(repeated.op()) || !multiplies(repeated.op()) {
-        return Plan::default();
+        return Packing::default();
     }
     let mut needed: FxHashSet<Value> = repeated.operands().iter().copied().collect();
     for node in segment.iter().rev() {
@@ -146,12 +146,12 @@ fn plan<'g>(graph: &'g Graph, segment: &[NodeRef<'g>], repeated: NodeRef<'g>, li
         }
         // Nodes that have effects stay in their order.
         if node.op().has_side_effect() {
-            return Plan::default();
+            return Packing::default();
         }
         dependent.extend(node.results());
         later.insert(node.id.index() as u32);
     }
-    Plan { packs, later }
+    Packing { packs, later }
 }
 
 /// Whether the bodies of an op have collectives other than permutes.
@@ -176,7 +176,7 @@ fn multiplies(op: &Op) -> bool {
 fn write_beside<'g>(
     copy: &mut GraphCopy<'g>,
     segment: &[NodeRef<'g>],
-    plan: &Plan<'g>,
+    plan: &Packing<'g>,
     repeated: NodeRef<'g>,
     limit: u64,
     bodies: &mut BodyCache,

@@ -18,19 +18,19 @@ pub fn collectives_by_process(graph: &Graph, mesh: &Mesh, processes: usize) -> G
     // process nor between processes.
     replaced(graph, &mut BodyCache::default(), &|copy, node| {
         let (levels, operands) = (levels(node.op(), mesh, processes)?, copy.operands(node));
-        let mut writer = Writer { builder: &mut copy.builder, levels: &levels };
+        let mut writer = ProcessWriter { builder: &mut copy.builder, levels: &levels };
         operands.into_iter().map(|operand| writer.collective(node.op(), operand).ok()).collect()
     })
 }
 
 /// The part of a group along axes that all cross processes, or all stay within one.
-struct Level {
+struct ProcessLevel {
     group: Group,
     crosses: bool,
 }
 
 /// The levels of a collective's group, major to minor, if it has several.
-fn levels(op: &Op, mesh: &Mesh, processes: usize) -> Option<Vec<Level>> {
+fn levels(op: &Op, mesh: &Mesh, processes: usize) -> Option<Vec<ProcessLevel>> {
     let group = match op {
         Op::AllGather(AllGather { group, .. })
         | Op::AllReduce(AllReduce { group, .. })
@@ -41,17 +41,17 @@ fn levels(op: &Op, mesh: &Mesh, processes: usize) -> Option<Vec<Level>> {
     let axes: Vec<MeshAxis> = group.axes.iter().copied().filter(|&axis| mesh.size(axis) > 1).collect();
     let crosses = |axis: MeshAxis| mesh.crosses(axis, processes);
     let runs = axes.chunk_by(|&a, &b| crosses(a) == crosses(b));
-    let levels: Vec<Level> =
-        runs.map(|axes| Level { group: Group::new(mesh, axes), crosses: crosses(axes[0]) }).collect();
+    let levels: Vec<ProcessLevel> =
+        runs.map(|axes| ProcessLevel { group: Group::new(mesh, axes), crosses: crosses(axes[0]) }).collect();
     (levels.len() > 1).then_some(levels)
 }
 
-struct Writer<'a> {
+struct ProcessWriter<'a> {
     builder: &'a mut GraphBuilder,
-    levels: &'a [Level],
+    levels: &'a [ProcessLevel],
 }
 
-impl Writer<'_> {
+impl ProcessWriter<'_> {
     fn collective(&mut self, op: &Op, operand: Value) -> Result<Value, OpError> {
         match op {
             Op::AllGather(AllGather { dim, .. }) => self.all_gather(operand, *dim),

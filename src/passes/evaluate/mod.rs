@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::ir::{Dims, Literal, TensorType};
 use crate::ops::{BinaryKind, Op, Reduce, ReduceKind, complement};
-use number::Number;
+use number::ElementNumber;
 
 /// The result of an op with one result on host values; `None` where back ends may differ, or the op is not known here.
 pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
@@ -27,7 +27,7 @@ pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
             let (bytes, width) = op.element_bytes();
             Literal::from_bytes(ty.clone(), bytes[..width].repeat(ty.element_count())).ok()
         }
-        Op::Iota(op) => by_index(ty, |index| Number::Integer(index[op.axis] as i128).bytes(ty.dtype)),
+        Op::Iota(op) => by_index(ty, |index| ElementNumber::Integer(index[op.axis] as i128).bytes(ty.dtype)),
         Op::BroadcastInDim(op) => pick(operand(0), ty, |index, dim| index[op.mapping[dim]]),
         Op::Reshape(_) => Literal::from_bytes(ty.clone(), operand(0).bytes()).ok(),
         Op::Transpose(op) => {
@@ -156,11 +156,15 @@ fn paste(target: &mut [u8], ty: &TensorType, source: &Literal, to: impl Fn(&[usi
     });
 }
 
-fn elementwise(operands: &[&Literal], ty: &TensorType, f: impl Fn(&[Number]) -> Option<Number>) -> Option<Literal> {
+fn elementwise(
+    operands: &[&Literal],
+    ty: &TensorType,
+    f: impl Fn(&[ElementNumber]) -> Option<ElementNumber>,
+) -> Option<Literal> {
     let mut elements: SmallVec<[_; 2]> = operands.iter().map(|literal| number::elements(literal)).collect();
     let mut bytes = Vec::with_capacity(ty.byte_count());
     for _ in 0..ty.element_count() {
-        let numbers: Option<SmallVec<[Number; 2]>> =
+        let numbers: Option<SmallVec<[ElementNumber; 2]>> =
             elements.iter_mut().map(|elements| elements.next().flatten()).collect();
         bytes.extend_from_slice(&f(&numbers?)?.bytes(ty.dtype)?[..ty.dtype.byte_count()]);
     }
@@ -176,7 +180,7 @@ fn reduce(op: &Reduce, operand: &Literal, ty: &TensorType) -> Option<Literal> {
     }
     let kept = complement(&op.axes, dims.len());
     let mut elements = number::elements(operand);
-    let mut folded: Vec<Option<Number>> = vec![None; ty.element_count()];
+    let mut folded: Vec<Option<ElementNumber>> = vec![None; ty.element_count()];
     let mut complete = true;
     each_index(dims, |index| {
         let slot = &mut folded[kept.iter().fold(0, |position, &dim| position * dims[dim] + index[dim])];

@@ -19,25 +19,25 @@ use crate::ops::{BinaryKind, Direction, UnaryKind};
 
 /// One element of any type; `pred` counts as an integer.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Number {
+pub(super) enum ElementNumber {
     Integer(i128),
     Float(f64),
 }
 
-use Number::{Float, Integer};
+use ElementNumber::{Float, Integer};
 
 /// The types whose elements are integers of whole bytes. Others are not known here until they are named.
 const WHOLE: &[DType] =
     &[DType::Pred, DType::S8, DType::S16, DType::S32, DType::S64, DType::U8, DType::U16, DType::U32, DType::U64];
 
 /// The elements of a literal; `None` for each if the type is not known here.
-pub(super) fn elements(literal: &Literal) -> impl Iterator<Item = Option<Number>> {
+pub(super) fn elements(literal: &Literal) -> impl Iterator<Item = Option<ElementNumber>> {
     let dtype = literal.ty().dtype;
-    literal.bytes().chunks_exact(dtype.byte_count()).map(move |bytes| Number::from_bytes(dtype, bytes))
+    literal.bytes().chunks_exact(dtype.byte_count()).map(move |bytes| ElementNumber::from_bytes(dtype, bytes))
 }
 
-impl Number {
-    fn from_bytes(dtype: DType, bytes: &[u8]) -> Option<Number> {
+impl ElementNumber {
+    fn from_bytes(dtype: DType, bytes: &[u8]) -> Option<ElementNumber> {
         Some(match dtype {
             DType::BF16 => Float(bytemuck::pod_read_unaligned::<bf16>(bytes).to_f64()),
             DType::F16 => Float(bytemuck::pod_read_unaligned::<f16>(bytes).to_f64()),
@@ -115,7 +115,7 @@ fn wrap(value: i128, dtype: DType) -> i128 {
     if dtype.is_signed_integer() { value << unused >> unused } else { ((value as u128) << unused >> unused) as i128 }
 }
 
-pub(super) fn unary(kind: UnaryKind, dtype: DType, x: Number) -> Option<Number> {
+pub(super) fn unary(kind: UnaryKind, dtype: DType, x: ElementNumber) -> Option<ElementNumber> {
     match x {
         Integer(x) => Some(Integer(match kind {
             UnaryKind::Abs => wrap(x.abs(), dtype),
@@ -142,7 +142,7 @@ pub(super) fn unary(kind: UnaryKind, dtype: DType, x: Number) -> Option<Number> 
     }
 }
 
-pub(super) fn binary(kind: BinaryKind, dtype: DType, x: Number, y: Number) -> Option<Number> {
+pub(super) fn binary(kind: BinaryKind, dtype: DType, x: ElementNumber, y: ElementNumber) -> Option<ElementNumber> {
     match (x, y) {
         (Integer(x), Integer(y)) => integer_binary(kind, dtype, x, y).map(Integer),
         (Float(x), Float(y)) if !is_subnormal(x, dtype) && !is_subnormal(y, dtype) => {
@@ -195,7 +195,7 @@ fn integer_binary(kind: BinaryKind, dtype: DType, x: i128, y: i128) -> Option<i1
     })
 }
 
-pub(super) fn compare(direction: Direction, dtype: DType, x: Number, y: Number) -> Option<Number> {
+pub(super) fn compare(direction: Direction, dtype: DType, x: ElementNumber, y: ElementNumber) -> Option<ElementNumber> {
     let order = match (x, y) {
         (Integer(x), Integer(y)) => Some(x.cmp(&y)),
         (Float(x), Float(y)) if !is_subnormal(x, dtype) && !is_subnormal(y, dtype) => x.partial_cmp(&y),
@@ -214,7 +214,7 @@ pub(super) fn compare(direction: Direction, dtype: DType, x: Number, y: Number) 
 
 /// It is declined where back ends differ: numbers that the integer type does not hold, and `f64` that would be rounded
 /// to `bf16` or `f16`, which some back ends do by way of `f32`.
-pub(super) fn convert(from: DType, to: DType, x: Number) -> Option<Number> {
+pub(super) fn convert(from: DType, to: DType, x: ElementNumber) -> Option<ElementNumber> {
     match x {
         Float(x) if is_subnormal(x, from) => None,
         Float(x) if to == DType::Pred => Some(Integer((x != 0.0).into())),

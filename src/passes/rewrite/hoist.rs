@@ -33,7 +33,7 @@ pub(in crate::passes) enum Bound {
 
 /// The place where a node of a scan's body is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum LoopSide {
     /// The node is not needed.
     Dropped,
     Inside,
@@ -43,7 +43,7 @@ enum Place {
 }
 
 /// Decides the place of each node of a scan's body, and the values that enter the loop as new invariants.
-fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
+fn place(scan: &Scan, bound: Bound) -> (Vec<LoopSide>, Vec<Value>) {
     let body = &*scan.body;
     let mut invariant = vec![false; body.value_count()];
     let mut constant = vec![false; body.value_count()];
@@ -81,23 +81,23 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     let mut read_inside = vec![false; body.value_count()];
     let mut read_outside = vec![false; body.value_count()];
     body.outputs().iter().for_each(|output| read_inside[output.index()] = true);
-    let mut places = vec![Place::Dropped; body.node_count()];
+    let mut places = vec![LoopSide::Dropped; body.node_count()];
     let mut entering = Vec::new();
     for node in body.nodes().rev() {
         let is_read = |flags: &[bool]| node.results().any(|result| flags[result.index()]);
         let place = if !node.results().all(|result| invariant[result.index()]) {
-            Place::Inside
+            LoopSide::Inside
         } else if is_read(&read_inside) && stays[node.id.index()] {
-            if is_read(&read_outside) { Place::Repeated } else { Place::Inside }
+            if is_read(&read_outside) { LoopSide::Repeated } else { LoopSide::Inside }
         } else if is_read(&read_inside) || is_read(&read_outside) {
             entering.extend(node.results().filter(|result| read_inside[result.index()]));
-            Place::Outside
+            LoopSide::Outside
         } else {
-            Place::Dropped
+            LoopSide::Dropped
         };
         for operand in node.operands() {
-            read_inside[operand.index()] |= matches!(place, Place::Inside | Place::Repeated);
-            read_outside[operand.index()] |= matches!(place, Place::Outside | Place::Repeated);
+            read_inside[operand.index()] |= matches!(place, LoopSide::Inside | LoopSide::Repeated);
+            read_outside[operand.index()] |= matches!(place, LoopSide::Outside | LoopSide::Repeated);
         }
         places[node.id.index()] = place;
     }
@@ -140,13 +140,13 @@ pub(super) fn hoist(scan: &Scan, operands: &mut Vec<Value>, bound: Bound, push: 
     let mut inside = GraphCopy::of_body(body, old_invariants.iter().chain(&entering).chain(old_rest).copied());
     for inner in body.nodes() {
         let place = places[inner.id.index()];
-        if matches!(place, Place::Outside | Place::Repeated) {
+        if matches!(place, LoopSide::Outside | LoopSide::Repeated) {
             let operands: Values = inner.operands().iter().map(|&value| outside.get(value)).collect();
             let mut types = inner.results().map(|value| body.ty(value).clone());
             let results = push(inner.origin(), inner.op(), &operands, &mut types);
             inner.results().zip(results).for_each(|(old, new)| outside.set(old, new));
         }
-        if matches!(place, Place::Inside | Place::Repeated) {
+        if matches!(place, LoopSide::Inside | LoopSide::Repeated) {
             inside.node(inner);
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{LARGEST_FOLDED, Rewrite, Walk};
+use super::{LARGEST_FOLDED, Rewrite, Rewriting};
 use crate::ir::{Definition, Graph, GraphCopy, PortInfo, TensorType, Value, Values};
 use crate::ops::{BroadcastInDim, Iota, Op, ResultTypes, Scan, Splat};
 
@@ -32,13 +32,13 @@ pub(super) struct Loop {
     pub(super) scan: Scan,
     pub(super) operands: Vec<Value>,
     /// For each result of the original, its present place.
-    results: Vec<Place>,
+    results: Vec<OutputOrigin>,
     /// For each result of the original, its type. The present result may have another shape.
     types: ResultTypes,
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+enum OutputOrigin {
     /// A result of the scan.
     Result(usize),
     /// A value that is known without the scan.
@@ -46,7 +46,7 @@ enum Place {
 }
 
 /// The replacement of a body input.
-enum Entry {
+enum InputReplacement {
     /// An input as before.
     Same,
     /// An op without operands in the body.
@@ -57,13 +57,13 @@ enum Entry {
 
 impl Loop {
     pub(super) fn new(scan: &Scan, operands: &[Value]) -> Loop {
-        let results = (0..scan.body.outputs().len()).map(Place::Result).collect();
+        let results = (0..scan.body.outputs().len()).map(OutputOrigin::Result).collect();
         Loop { scan: scan.clone(), operands: operands.to_vec(), results, types: scan.result_types() }
     }
 
     /// Pushes the rest of the loop; returns the replacements of the original's results.
-    pub(super) fn finish(self, walk: &mut Walk<'_>) -> Values {
-        let is_known = |place: &Place| matches!(place, Place::Value(_));
+    pub(super) fn finish(self, walk: &mut Rewriting<'_>) -> Values {
+        let is_known = |place: &OutputOrigin| matches!(place, OutputOrigin::Value(_));
         let mut pushed = Values::new();
         // A loop whose results are all known without it is dead, unless it has side effects.
         if self.results.is_empty()
@@ -73,9 +73,9 @@ impl Loop {
             let types = self.scan.result_types();
             pushed = walk.push_scan(self.scan, &self.operands, types);
         }
-        let value = |place: &Place| match *place {
-            Place::Result(index) => pushed[index],
-            Place::Value(value) => value,
+        let value = |place: &OutputOrigin| match *place {
+            OutputOrigin::Result(index) => pushed[index],
+            OutputOrigin::Value(value) => value,
         };
         let types = self.types.iter();
         self.results.iter().zip(types).map(|(place, ty)| walk.reshaped(value(place), ty)).collect()
@@ -88,17 +88,17 @@ impl Loop {
         let entry = |(index, &operand): (usize, &Value)| match outside.defining_node(operand) {
             Some(node) if index < first_carry => invariant_entry(node.op()),
             Some(node) if index >= first_slice => stacked_entry(outside, node.op(), node.operands()),
-            _ => Entry::Same,
+            _ => InputReplacement::Same,
         };
-        let entries: Vec<Entry> = self.operands.iter().enumerate().map(entry).collect();
-        if entries.iter().all(|entry| matches!(entry, Entry::Same)) {
+        let entries: Vec<InputReplacement> = self.operands.iter().enumerate().map(entry).collect();
+        if entries.iter().all(|entry| matches!(entry, InputReplacement::Same)) {
             return;
         }
         let body = &*self.scan.body;
         let mut inside = GraphCopy::new(body);
         let mut operands = Vec::new();
         let keep = |range: std::ops::Range<usize>, inside: &mut GraphCopy<'_>, operands: &mut Vec<Value>| {
-            for index in range.filter(|&index| matches!(entries[index], Entry::Same)) {
+            for index in range.filter(|&index| matches!(entries[index], InputReplacement::Same)) {
                 inside.input(body.inputs()[index], PortInfo::default());
                 operands.push(self.operands[index]);
             }
@@ -106,7 +106,7 @@ impl Loop {
         keep(0..first_carry, &mut inside, &mut operands);
         let mut sources = Vec::new();
         for entry in &entries {
-            if let Entry::Invariant(value, _) = entry {
+            if let InputReplacement::Invariant(value, _) = entry {
                 sources.push(inside.builder.input(outside.ty(*value).clone(), PortInfo::default()));
                 operands.push(*value);
             }
@@ -117,9 +117,11 @@ impl Loop {
         for (&input, entry) in body.inputs().iter().zip(&entries) {
             let ty = body.ty(input).clone();
             match entry {
-                Entry::Same => {}
-                Entry::Made(op) => inside.map.set(input, inside.builder.push_typed(op.clone(), &[], [ty])[0]),
-                Entry::Invariant(_, repeat) => {
+                InputReplacement::Same => {}
+                InputReplacement::Made(op) => {
+                    inside.map.set(input, inside.builder.push_typed(op.clone(), &[], [ty])[0])
+                }
+                InputReplacement::Invariant(_, repeat) => {
                     let Some(source) = sources.next() else { continue };
                     let value = match repeat {
                         Some(op) => inside.builder.push_typed(op.clone().into(), &[source], [ty])[0],
@@ -136,7 +138,7 @@ impl Loop {
     }
 
     /// Takes out carries that never change and stacked outputs that repeat one value. Returns whether it found any.
-    pub(super) fn lift(&mut self, walk: &mut Walk<'_>) -> bool {
+    pub(super) fn lift(&mut self, walk: &mut Rewriting<'_>) -> bool {
         let (first_carry, carry_count) = (self.scan.invariant_count, self.scan.carry_count);
         let body = self.scan.body.clone();
         let carries = first_carry..first_carry + carry_count;
@@ -173,7 +175,7 @@ impl Loop {
     }
 
     /// Carries values in fewer dimensions if the body only uses them so. Returns whether it found any.
-    pub(super) fn squeeze(&mut self, walk: &mut Walk<'_>) -> bool {
+    pub(super) fn squeeze(&mut self, walk: &mut Rewriting<'_>) -> bool {
         let (body, first_carry) = (self.scan.body.clone(), self.scan.invariant_count);
         let squeezed = squeezed_carries(&body, first_carry, self.scan.carry_count);
         if squeezed.iter().all(Option::is_none) {
@@ -224,10 +226,10 @@ impl Loop {
             ..self.scan.clone()
         };
         for place in &mut self.results {
-            if let Place::Result(index) = *place {
+            if let OutputOrigin::Result(index) = *place {
                 *place = match lifted[index] {
-                    Some(value) => Place::Value(value),
-                    None => Place::Result(kept.partition_point(|&kept| kept < index)),
+                    Some(value) => OutputOrigin::Value(value),
+                    None => OutputOrigin::Result(kept.partition_point(|&kept| kept < index)),
                 };
             }
         }
@@ -265,34 +267,36 @@ fn squeezed_carries(body: &Graph, first_carry: usize, carry_count: usize) -> Vec
     squeezed.into_iter().zip(is_taken).map(|(ty, is_taken)| ty.filter(|_| is_taken)).collect()
 }
 
-fn invariant_entry(op: &Op) -> Entry {
+fn invariant_entry(op: &Op) -> InputReplacement {
     match op {
-        Op::Constant(constant) if constant.0.ty().element_count() > LARGEST_FOLDED => Entry::Same,
-        op if op.facts().is_constant() => Entry::Made(op.clone()),
-        _ => Entry::Same,
+        Op::Constant(constant) if constant.0.ty().element_count() > LARGEST_FOLDED => InputReplacement::Same,
+        op if op.facts().is_constant() => InputReplacement::Made(op.clone()),
+        _ => InputReplacement::Same,
     }
 }
 
 /// The body input for the slices of a stacked input, by the node that makes the stack.
-fn stacked_entry(outside: &Graph, op: &Op, operands: &[Value]) -> Entry {
+fn stacked_entry(outside: &Graph, op: &Op, operands: &[Value]) -> InputReplacement {
     let slice = |ty: &TensorType| TensorType::new(ty.dtype, &ty.dims[1..]);
     match op {
-        Op::Splat(splat) => Entry::Made(Splat::new(slice(&splat.ty), splat.number()).into()),
-        Op::Iota(iota) if iota.axis > 0 => Entry::Made(Iota { ty: slice(&iota.ty), axis: iota.axis - 1 }.into()),
+        Op::Splat(splat) => InputReplacement::Made(Splat::new(slice(&splat.ty), splat.number()).into()),
+        Op::Iota(iota) if iota.axis > 0 => {
+            InputReplacement::Made(Iota { ty: slice(&iota.ty), axis: iota.axis - 1 }.into())
+        }
         Op::BroadcastInDim(op) if !op.mapping.contains(&0) => {
             let mapping = op.mapping.iter().map(|&axis| axis - 1).collect();
             let repeat = BroadcastInDim { dims: op.dims[1..].into(), mapping };
             let same = outside.ty(operands[0]).dims.as_slice() == &op.dims[1..];
-            Entry::Invariant(operands[0], (!same).then_some(repeat))
+            InputReplacement::Invariant(operands[0], (!same).then_some(repeat))
         }
-        _ => Entry::Same,
+        _ => InputReplacement::Same,
     }
 }
 
 /// The stack of a body value that is the same in every iteration, computed outside. Returns `None` for a value that is
 /// not the same, or that would take more than a broadcast to compute.
 fn repeated(
-    walk: &mut Walk<'_>,
+    walk: &mut Rewriting<'_>,
     body: &Graph,
     value: Value,
     length: usize,

@@ -38,7 +38,7 @@ use merge::{Distinct, first_of_equal_operands, first_of_equal_results, refine_ca
 pub const LARGEST_FOLDED: usize = 1024;
 
 /// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
-pub struct Rule {
+pub struct RewriteRule {
     /// The form that the rule replaces, and its replacement.
     pub name: &'static str,
     /// The reason why the result is the same.
@@ -47,7 +47,7 @@ pub struct Rule {
 }
 
 /// The rules that one pass has for an op.
-pub(super) type RuleTable = fn(&Op) -> &'static [Rule];
+pub(super) type RuleTable = fn(&Op) -> &'static [RewriteRule];
 
 /// The work of one walk.
 #[derive(Clone, Copy)]
@@ -112,7 +112,7 @@ impl Context {
         let GraphCopy { builder, mut map, .. } = GraphCopy::with_inputs(graph);
         let capacity = if self.rewrite.merge { graph.node_count() } else { 0 };
         let seen = FxHashMap::with_capacity_and_hasher(capacity, FxBuildHasher);
-        let mut walk = Walk { context: self, builder, seen };
+        let mut walk = Rewriting { context: self, builder, seen };
         for (&input, &first) in graph.inputs().iter().zip(same) {
             map.set(input, walk.builder.graph().inputs()[first]);
         }
@@ -139,14 +139,14 @@ impl Context {
 }
 
 /// A graph on its way.
-pub(super) struct Walk<'c> {
+pub(super) struct Rewriting<'c> {
     context: &'c mut Context,
     builder: GraphBuilder,
     /// The nodes of the new graph by the hash of op and operands.
     seen: FxHashMap<u64, SmallVec<[Node; 1]>>,
 }
 
-impl Walk<'_> {
+impl Rewriting<'_> {
     /// The new graph so far.
     #[inline]
     pub(super) fn graph(&self) -> &Graph {
@@ -255,7 +255,7 @@ impl Walk<'_> {
         self.builder.push_typed(op.clone(), operands, types)
     }
 
-    /// As [`Walk::push`], for a scan. Equal results of the scan become one.
+    /// As [`Rewriting::push`], for a scan. Equal results of the scan become one.
     pub(super) fn push_scan(&mut self, scan: Scan, operands: &[Value], types: ResultTypes) -> Values {
         let op = scan.into();
         let results = self.push(&op, operands, types);
@@ -275,7 +275,7 @@ impl Walk<'_> {
         self.offer(&Reshape { dims: ty.dims.clone() }.into(), &[value], ty, 0)
     }
 
-    /// As [`Walk::push`], for a node whose origin is another one.
+    /// As [`Rewriting::push`], for a node whose origin is another one.
     fn push_from(
         &mut self,
         origin: Origin,
@@ -311,7 +311,7 @@ impl Walk<'_> {
 
 /// A node that is offered to rules.
 pub(super) struct Match<'m, 'w> {
-    walk: &'m mut Walk<'w>,
+    walk: &'m mut Rewriting<'w>,
     /// The node's op.
     pub(super) op: &'m Op,
     operands: &'m [Value],

@@ -52,7 +52,7 @@ impl RuleFile {
     /// # Errors
     /// The text is not YAML, or not of this form. Each error has line and column.
     pub fn parse(text: &str, file: &str) -> Result<RuleFile, ShardingError> {
-        Reader { file }.read(text).map_err(|error| ShardingError::RuleFile { error })
+        RuleReader { file }.read(text).map_err(|error| ShardingError::RuleFile { error })
     }
 
     /// The rules, with the axes that the file declares. If `stage` is one of them, it has the stages of pipelines,
@@ -76,18 +76,18 @@ impl RuleFile {
 const MOST_DEPTH: usize = 64;
 
 type Node<'a> = MarkedYaml<'a>;
-type Read<T> = Result<T, Box<RuleFileError>>;
+type FileResult<T> = Result<T, Box<RuleFileError>>;
 
 /// A name with where it stands.
 type Placed = (String, Marker);
 
-struct Reader<'a> {
+struct RuleReader<'a> {
     file: &'a str,
 }
 
-impl Reader<'_> {
+impl RuleReader<'_> {
     /// Refuses deep nesting, which the loader would follow with the stack.
-    fn check_depth(&self, text: &str) -> Read<()> {
+    fn check_depth(&self, text: &str) -> FileResult<()> {
         let mut depth = 0usize;
         for event in saphyr_parser::Parser::new_from_str(text) {
             // Text that is not YAML is refused when it is loaded.
@@ -105,7 +105,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn read(&self, text: &str) -> Read<RuleFile> {
+    fn read(&self, text: &str) -> FileResult<RuleFile> {
         self.check_depth(text)?;
         let documents = Node::load_from_str(text)
             .map_err(|error| self.error(*error.marker(), RuleFileProblem::Syntax(error.info().to_owned())))?;
@@ -149,13 +149,13 @@ impl Reader<'_> {
         })
     }
 
-    fn rules(&self, node: &Node<'_>) -> Read<Vec<(Rule, Vec<Placed>)>> {
+    fn rules(&self, node: &Node<'_>) -> FileResult<Vec<(Rule, Vec<Placed>)>> {
         let expected = "a list of rules, as in [['embed', ['fsdp']], ['norm', []]]";
         let list = node.data.as_sequence().ok_or_else(|| self.wrong_type(node, "logical_axis_rules", expected))?;
         list.iter().map(|node| self.rule(node)).collect()
     }
 
-    fn rule(&self, node: &Node<'_>) -> Read<(Rule, Vec<Placed>)> {
+    fn rule(&self, node: &Node<'_>) -> FileResult<(Rule, Vec<Placed>)> {
         let wrong = || self.wrong_type(node, "an element of logical_axis_rules", RULE);
         let (name, axes) = match node.data.as_sequence().map(Vec::as_slice) {
             Some([name]) => (name, None),
@@ -176,7 +176,7 @@ impl Reader<'_> {
     }
 
     /// A list of lists; a plain list is that of the first dimension.
-    fn data_sharding(&self, node: &Node<'_>) -> Read<Vec<Vec<Placed>>> {
+    fn data_sharding(&self, node: &Node<'_>) -> FileResult<Vec<Vec<Placed>>> {
         let what = "data_sharding";
         let expected = "a list with a list of mesh axes for each dimension of the batch, as in [['data', 'fsdp']]";
         let list = node.data.as_sequence().ok_or_else(|| self.wrong_type(node, what, expected))?;
@@ -187,7 +187,7 @@ impl Reader<'_> {
     }
 
     /// A logical name for each dimension of the batch; a single name is that of the first.
-    fn logical_names(&self, node: &Node<'_>) -> Read<Vec<String>> {
+    fn logical_names(&self, node: &Node<'_>) -> FileResult<Vec<String>> {
         let what = "input_data_sharding_logical_axes";
         let name =
             |node: &Node<'_>| self.name(what, node, "a logical axis name, or a list of them").map(|(name, _)| name);
@@ -198,7 +198,7 @@ impl Reader<'_> {
     }
 
     /// A list of names, each once.
-    fn names(&self, what: &str, node: &Node<'_>) -> Read<Vec<Placed>> {
+    fn names(&self, what: &str, node: &Node<'_>) -> FileResult<Vec<Placed>> {
         let list = node.data.as_sequence();
         let list = list.ok_or_else(|| self.wrong_type(node, what, "a list of mesh axes, as in ['data', 'fsdp']"))?;
         let mut names: Vec<Placed> = Vec::with_capacity(list.len());
@@ -212,13 +212,13 @@ impl Reader<'_> {
         Ok(names)
     }
 
-    fn name(&self, what: &str, node: &Node<'_>, expected: &str) -> Read<Placed> {
+    fn name(&self, what: &str, node: &Node<'_>, expected: &str) -> FileResult<Placed> {
         let name = node.data.as_str().filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| self.wrong_type(node, what, expected))?;
         Ok((name.to_owned(), node.span.start))
     }
 
-    fn check_known(&self, axes: &[Placed], what: String, (axis, place): &Placed) -> Read<()> {
+    fn check_known(&self, axes: &[Placed], what: String, (axis, place): &Placed) -> FileResult<()> {
         if axes.iter().any(|(known, _)| known == axis) {
             return Ok(());
         }
@@ -229,11 +229,11 @@ impl Reader<'_> {
     }
 
     /// The name of a key to skip. A key that is nearly a key of rule files is an error instead.
-    fn skip(&self, key: &Node<'_>) -> Read<String> {
+    fn skip(&self, key: &Node<'_>) -> FileResult<String> {
         let unknown = |key_text, suggestion| {
             Err(self.error(key.span.start, RuleFileProblem::UnknownKey { key: key_text, suggestion }))
         };
-        let Some(name) = key.data.as_str() else { return unknown(Found(key).to_string(), String::new()) };
+        let Some(name) = key.data.as_str() else { return unknown(ShownNode(key).to_string(), String::new()) };
         match misspelled(name, RULE_FILE_KEYS) {
             None => Ok(name.to_owned()),
             meant => unknown(name.to_owned(), did_you_mean(name, meant)),
@@ -242,7 +242,7 @@ impl Reader<'_> {
 
     fn wrong_type(&self, node: &Node<'_>, what: &str, expected: &str) -> Box<RuleFileError> {
         let (what, expected) = (what.to_owned(), expected.to_owned());
-        self.error(node.span.start, RuleFileProblem::WrongType { what, found: Found(node).to_string(), expected })
+        self.error(node.span.start, RuleFileProblem::WrongType { what, found: ShownNode(node).to_string(), expected })
     }
 
     fn error(&self, place: Marker, problem: RuleFileProblem) -> Box<RuleFileError> {
@@ -252,9 +252,9 @@ impl Reader<'_> {
 }
 
 /// A value as messages call it.
-struct Found<'a>(&'a Node<'a>);
+struct ShownNode<'a>(&'a Node<'a>);
 
-impl fmt::Display for Found<'_> {
+impl fmt::Display for ShownNode<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.data {
             YamlData::Value(Scalar::Null) => f.write_str("nothing"),

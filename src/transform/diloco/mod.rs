@@ -27,13 +27,13 @@
 //! | `transport` | how pseudo-gradients get from replica to replica |
 //! | `state` | what a run reads and replaces |
 //! | `overlap` | several steps in one program |
-//! | `apart` | a replica in a run of its own: messages travel outside of programs |
+//! | `replica` | a replica in a run of its own: messages travel outside of programs |
 //!
 //! Sources: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105;
 //! Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", arXiv
 //! 2501.18512.
 
-mod apart;
+mod replica;
 mod fragments;
 mod options;
 mod overlap;
@@ -46,7 +46,7 @@ use std::panic::Location;
 
 pub use fragments::{Fragments, Layout, Share};
 pub use options::{DilocoError, DilocoOptions, LayerOrder, Streaming, Transport};
-pub use schedule::{Event, Fragment, Schedule};
+pub use schedule::{Event, Fragment, SyncSchedule};
 pub use state::{DilocoState, HasParams, OuterState, of_replicas};
 pub use transport::REPLICAS;
 
@@ -61,7 +61,7 @@ use crate::trace::{Param, Tensor, Tree, VmapOptions, composite, concatenate, con
 #[derive(Clone, Debug)]
 pub struct Diloco {
     options: DilocoOptions,
-    schedule: Schedule,
+    schedule: SyncSchedule,
     fragments: Fragments,
 }
 
@@ -88,7 +88,7 @@ impl Diloco {
     }
 
     /// When fragments are sent and applied.
-    pub fn schedule(&self) -> Schedule {
+    pub fn schedule(&self) -> SyncSchedule {
         self.schedule
     }
 

@@ -7,7 +7,7 @@ use super::{Diloco, DilocoError, DilocoState, HasParams, Stored};
 use crate::trace::{Tensor, TraceErrorKind, Tree, arange, composite, concatenate, fail, refill, scan, scope};
 
 /// A run's state within a trace.
-type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
+type Carry<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
 
 impl Diloco {
     /// Whether a program of `steps` steps, run after `done` of them, can send a fragment while it computes. This
@@ -25,7 +25,7 @@ impl Diloco {
     /// Runs one step for each slice of `batches` along the leading dimension of its leaves, one after the other, each
     /// as [`Diloco::step`]: right after any number of steps. Outputs are stacked.
     #[track_caller]
-    pub fn steps<S, B, O>(&self, state: State<S>, batches: B, step: impl FnOnce(S, B) -> (S, O)) -> (State<S>, O)
+    pub fn steps<S, B, O>(&self, state: Carry<S>, batches: B, step: impl FnOnce(S, B) -> (S, O)) -> (Carry<S>, O)
     where
         S: HasParams,
         B: Tree<Leaf = Tensor>,
@@ -40,7 +40,7 @@ impl Diloco {
     /// # Errors
     /// In the trace: [`DilocoError::StepsPerCall`].
     #[track_caller]
-    pub fn overlapped_steps<S, B, O>(&self, state: State<S>, batches: B, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
+    pub fn overlapped_steps<S, B, O>(&self, state: Carry<S>, batches: B, step: &dyn Fn(S, B) -> (S, O)) -> (Carry<S>, O)
     where
         S: HasParams,
         B: Tree<Leaf = Tensor>,
@@ -57,7 +57,7 @@ impl Diloco {
     }
 
     /// The layer fragments, in a loop for those of one size, then fragment 0.
-    fn one_period<S, B, O>(&self, mut state: State<S>, batches: B, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
+    fn one_period<S, B, O>(&self, mut state: Carry<S>, batches: B, step: &dyn Fn(S, B) -> (S, O)) -> (Carry<S>, O)
     where
         S: HasParams,
         B: Tree<Leaf = Tensor>,
@@ -83,7 +83,7 @@ impl Diloco {
 
     /// The k steps until a fragment has come in; the last `tau` run while it is sent.
     #[track_caller]
-    fn one_sync<S, B, O>(&self, state: State<S>, batches: B, cut: Cut, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
+    fn one_sync<S, B, O>(&self, state: Carry<S>, batches: B, cut: Cut, step: &dyn Fn(S, B) -> (S, O)) -> (Carry<S>, O)
     where
         S: HasParams,
         B: Tree<Leaf = Tensor>,

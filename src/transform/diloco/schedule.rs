@@ -37,7 +37,7 @@ pub struct Event {
 /// # Ok::<(), meshloom::transform::diloco::DilocoError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct SyncSchedule {
     /// Steps from one sync to the next, k.
     every: usize,
     /// The number of fragments, P; `None` if everything syncs at once.
@@ -51,11 +51,11 @@ impl DilocoOptions {
     ///
     /// # Errors
     /// The errors of [`DilocoOptions::validate`].
-    pub fn schedule(&self) -> Result<Schedule, DilocoError> {
+    pub fn schedule(&self) -> Result<SyncSchedule, DilocoError> {
         self.validate()?;
         Ok(match self.streaming {
-            None => Schedule { every: self.sync_period, fragments: None, overlap: 0 },
-            Some(streaming) => Schedule {
+            None => SyncSchedule { every: self.sync_period, fragments: None, overlap: 0 },
+            Some(streaming) => SyncSchedule {
                 every: self.sync_period / streaming.fragments,
                 fragments: Some(streaming.fragments),
                 overlap: streaming.overlap_steps,
@@ -64,7 +64,7 @@ impl DilocoOptions {
     }
 }
 
-impl Schedule {
+impl SyncSchedule {
     /// Steps from one sync to the next, of whatever fragment, k.
     pub fn every(&self) -> usize {
         self.every

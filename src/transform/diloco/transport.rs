@@ -40,7 +40,7 @@ pub(super) struct PartLayout {
 
 /// The blocks of numbers that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blocks {
+pub(super) struct ScaleBlocks {
     /// The dimension along which blocks lie.
     dim: usize,
     /// The number of elements in a block.
@@ -50,12 +50,12 @@ pub(super) struct Blocks {
 /// The blocks of a value of these dimensions, each cut into the given number of parts: the largest of an even size up
 /// to `limit` that no cut goes through, along the last dimension that has such blocks. The result is `None` if no
 /// dimension from `first` on has any.
-fn blocks(dims: &[usize], parts: &[usize], first: usize, limit: usize) -> Option<Blocks> {
+fn blocks(dims: &[usize], parts: &[usize], first: usize, limit: usize) -> Option<ScaleBlocks> {
     let largest = |dim: usize| {
         let local = dims[dim].checked_div(parts[dim]).filter(|local| local * parts[dim] == dims[dim])?;
         (2..=limit.min(local)).rev().find(|size| size.is_multiple_of(2) && local.is_multiple_of(*size))
     };
-    let found = (first..dims.len()).filter_map(|dim| Some(Blocks { dim, size: largest(dim)? }));
+    let found = (first..dims.len()).filter_map(|dim| Some(ScaleBlocks { dim, size: largest(dim)? }));
     found.max_by_key(|blocks| (blocks.size, blocks.dim))
 }
 
@@ -162,7 +162,7 @@ enum Message {
     Bf16(Tensor),
     /// Each replica's numbers, as bits, with the scales and the layout of their blocks, and the dimensions of the
     /// original numbers.
-    Blocks { transport: Transport, numbers: Tensor, scales: Tensor, blocks: Blocks, dims: Dims },
+    Blocks { transport: Transport, numbers: Tensor, scales: Tensor, blocks: ScaleBlocks, dims: Dims },
 }
 
 fn encoded(transport: Transport, block: usize, delta: Tensor, layout: &PartLayout) -> Message {

@@ -32,11 +32,11 @@ mod timeline;
 mod with_loss;
 
 pub use input::{PipelineInput, PipelineLoss, StackedWeights};
-pub use lock_step::{Phase, Task, WeightUse, pipeline};
+pub use lock_step::{IterationPhase, Task, WeightUse, pipeline};
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use schedule::{
     Cell, Columns, Cost, Costs, Item, Placement, Route, ScheduleError, Shape, Simulated, Slots, Table, Work,
 };
 pub use stage::{LayerPlace, STAGE};
-pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
+pub use timeline::{Column, Counts, GradientScatter, Timeline, WeightWindow};
 pub use with_loss::pipeline_with_loss;

@@ -2,14 +2,14 @@
 
 use super::numbers::{Random, assert_near, bound};
 use meshloom::hlo::DType;
-use meshloom_mosaic::grouped::{Blocks, COMPUTE, FIRST, Grouped, LAST};
+use meshloom_mosaic::grouped::{COMPUTE, FIRST, Grouped, GroupedBlocks, LAST};
 use meshloom_mosaic::{Kernel, KernelError};
 use support::interpret::mosaic::{Array, run_kernel};
 
 const BOTH: [DType; 2] = [DType::F32, DType::BF16];
 
 fn grouped(dtype: DType, rows: usize, inner: usize, columns: usize, groups: usize) -> Grouped {
-    let blocks = Blocks { rows: 16, inner: inner.min(128), columns: columns.min(128) };
+    let blocks = GroupedBlocks { rows: 16, inner: inner.min(128), columns: columns.min(128) };
     Grouped { dtype, rows, inner, columns, groups, blocks }
 }
 
@@ -222,7 +222,7 @@ fn what_does_not_fit_is_refused() {
     let odd = Grouped { rows: 50, ..of.clone() };
     let error = odd.by_groups(4).map(|_| ());
     assert_eq!(error, Err(KernelError::Blocks { operand: "lhs", dims: vec![50, 16], block: vec![16, 16] }));
-    let tiles = Grouped { inner: 192, blocks: Blocks { inner: 96, ..of.blocks }, ..of.clone() };
+    let tiles = Grouped { inner: 192, blocks: GroupedBlocks { inner: 96, ..of.blocks }, ..of.clone() };
     let error = tiles.by_rows(4, false).map(|_| ());
     assert_eq!(error, Err(KernelError::Tiles { operand: "lhs", axis: 1, size: 96, tile: 128 }));
     let empty = Grouped { groups: 0, ..of.clone() };
@@ -232,10 +232,10 @@ fn what_does_not_fit_is_refused() {
 /// Matrices are cut without padding; a width that cannot be is not one for the kernels.
 #[test]
 fn blocks_divide_matrices() {
-    let blocks = |rows, inner, columns| Some(Blocks { rows, inner, columns });
-    assert_eq!(Blocks::new(DType::BF16, 8192, 2048, 64, 8), blocks(128, 512, 64));
-    assert_eq!(Blocks::new(DType::BF16, 65536, 1408, 768, 8), blocks(512, 128, 384));
-    assert_eq!(Blocks::new(DType::F32, 8192, 1024, 384, 64), blocks(128, 256, 128));
-    assert_eq!(Blocks::new(DType::F32, 48, 100, 384, 64), blocks(48, 100, 128));
-    assert_eq!(Blocks::new(DType::BF16, 8192, 2880, 64, 8), None);
+    let blocks = |rows, inner, columns| Some(GroupedBlocks { rows, inner, columns });
+    assert_eq!(GroupedBlocks::new(DType::BF16, 8192, 2048, 64, 8), blocks(128, 512, 64));
+    assert_eq!(GroupedBlocks::new(DType::BF16, 65536, 1408, 768, 8), blocks(512, 128, 384));
+    assert_eq!(GroupedBlocks::new(DType::F32, 8192, 1024, 384, 64), blocks(128, 256, 128));
+    assert_eq!(GroupedBlocks::new(DType::F32, 48, 100, 384, 64), blocks(48, 100, 128));
+    assert_eq!(GroupedBlocks::new(DType::BF16, 8192, 2880, 64, 8), None);
 }

@@ -17,7 +17,7 @@ use meshloom::analysis::{
     CHIPS, CostOptions, Partitioning, collectives, cost, device_count, diff, memory, mesh_of, scope_graph, shardings,
     trace_sharding,
 };
-use meshloom::hlo::parse::{Limits, parse, parse_bytes};
+use meshloom::hlo::parse::{TextLimits, parse, parse_bytes};
 use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProto};
 use meshloom::hlo::read;
 use meshloom::hlo::stablehlo::{self, WriteOptions};
@@ -101,7 +101,7 @@ fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
 }
 
 fn check_text(text: &[u8]) -> bool {
-    match parse_bytes(text, &Limits::default()) {
+    match parse_bytes(text, &TextLimits::default()) {
         Ok(parsed) => {
             assert!(parsed.encoded_len() <= MAX_GROWTH * text.len() + 1024, "the module is far larger than its text");
             let module = parsed.hlo_module.as_ref().unwrap();

@@ -1,6 +1,6 @@
 use meshloom::analysis::Measured;
 use meshloom::hlo::parse::parse;
-use meshloom::hlo::xplane::{Value, XEvent, XEventMetadata, XLine, XPlane, XSpace, XStat, XStatMetadata};
+use meshloom::hlo::xplane::{StatValue, XEvent, XEventMetadata, XLine, XPlane, XSpace, XStat, XStatMetadata};
 
 const TEXT: &str = "\
 HloModule step
@@ -12,8 +12,9 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 }
 ";
 
-fn event(metadata_id: i64, microseconds: i64, stats: &[(i64, Value)]) -> XEvent {
-    let stat = |(metadata_id, value): &(i64, Value)| XStat { metadata_id: *metadata_id, value: Some(value.clone()) };
+fn event(metadata_id: i64, microseconds: i64, stats: &[(i64, StatValue)]) -> XEvent {
+    let stat =
+        |(metadata_id, value): &(i64, StatValue)| XStat { metadata_id: *metadata_id, value: Some(value.clone()) };
     let stats = stats.iter().map(stat).collect();
     XEvent { metadata_id, offset_ps: 0, duration_ps: microseconds * 1_000_000, stats }
 }
@@ -66,7 +67,7 @@ fn lines_of_ops_are_matched_by_text() {
 /// The layout of a GPU's planes: kernels on streams, which say their instruction and module.
 #[test]
 fn kernels_are_matched_by_their_stats() {
-    let text = |text: &str| Value::Text(text.to_owned());
+    let text = |text: &str| StatValue::Text(text.to_owned());
     let of = |op: &str, module: &str| vec![(1, text(op)), (2, text(module))];
     let events = vec![
         event(1, 2, &of("fusion.1", "step")),

@@ -9,7 +9,7 @@ mod estimate;
 mod explain;
 mod group_format;
 mod groups;
-mod line;
+mod device_chain;
 mod measured;
 mod message;
 mod names;

@@ -2,7 +2,7 @@
 
 use super::ModuleCollective;
 use crate::devices::Devices;
-use crate::given::{Given, PlaceRun, Run};
+use crate::executions::{DeviceRun, Given, PlaceRun};
 use crate::{Amount, Bounds, Branch, sum};
 use meshloom_hlo::device_groups::DeviceGroups;
 
@@ -46,7 +46,7 @@ impl Given {
     ) -> Bounds {
         let each: Vec<(usize, &[Branch], Option<u64>)> =
             collectives.into_iter().map(|(collective, taken)| (collective.place, taken, of_one(collective))).collect();
-        let of_run = |run: &Run| {
+        let of_run = |run: &DeviceRun| {
             let amounts = each.iter().flat_map(|&(place, taken, each)| {
                 run.places.get(place).into_iter().flat_map(|place| &place.amounts).map(move |(branches, executions)| {
                     let (branches, executions) = beyond(taken, branches, *executions);
@@ -62,7 +62,7 @@ impl Given {
     /// Returns whether the devices of each group of a collective run it together.
     pub fn together(&self, collective: &ModuleCollective) -> Together {
         let place = collective.place;
-        let is_open = |run: &Run| run.places.get(place).is_none_or(PlaceRun::is_open);
+        let is_open = |run: &DeviceRun| run.places.get(place).is_none_or(PlaceRun::is_open);
         if self.runs().any(is_open) {
             return Together::Unknown;
         }

@@ -8,7 +8,7 @@
 //!
 //! Only one branch of a conditional runs. Where the number of the device decides which, executions are exact. Otherwise
 //! a sum is not over all branches: it lies between the branch that moves least and the one that moves most
-//! ([`ModuleCollectives::moved_bounds`]), and [`given`](crate::given) finds the branch that a step takes.
+//! ([`ModuleCollectives::moved_bounds`]), and [`given`](crate::executions) finds the branch that a step takes.
 //!
 //! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
 //! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
@@ -20,15 +20,15 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
+use crate::async_collectives::Sites;
 use crate::axes::{AxisPart, Strides, pair_axes};
 use crate::communication::Communication;
 use crate::device_walk::DeviceWalk;
 use crate::devices::Devices;
-use crate::given::Given;
+use crate::executions::Given;
 use crate::index::{Computation, attribute};
-use crate::sites::Sites;
+use crate::megascale::{SliceTransfer, communication_of, slices_of};
 use crate::size::{array_bytes, shape_bytes};
-use crate::slices::{SliceTransfer, communication_of, slices_of};
 use crate::walk::{Place, Step, Via, Walk};
 use crate::{Amount, Bounds, Branch};
 pub use executions::Together;

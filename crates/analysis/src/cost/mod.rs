@@ -39,11 +39,11 @@ use indexmap::IndexMap;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
+use super::async_collectives::Sites;
 use super::chips::{Arithmetic, Chip};
 use super::collectives::collectives_at;
 use super::device_walk::DeviceWalk;
 use super::devices::Devices;
-use super::sites::Sites;
 use super::walk::{Place, Via, Walk};
 use crate::{Amount, Bounds};
 use meshloom_hlo::proto::HloModuleProto;

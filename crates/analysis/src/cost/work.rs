@@ -25,12 +25,12 @@ const IMMEDIATE_ELEMENTS: u64 = 8;
 pub(crate) struct Counter<'m, 'a> {
     module: &'m Module<'a>,
     inside: RefCell<FxHashMap<i64, Work>>,
-    reads: RefCell<FxHashMap<i64, Rc<Reads>>>,
+    reads: RefCell<FxHashMap<i64, Rc<OperandReads>>>,
 }
 
 /// Bytes that a computation reads as a fusion.
 #[derive(Default)]
-struct Reads {
+struct OperandReads {
     total: u64,
     /// The bytes that are read of each parameter, by its number.
     parameters: FxHashMap<i64, u64>,
@@ -145,7 +145,7 @@ impl<'m, 'a> Counter<'m, 'a> {
 
     /// Returns the bytes that a fusion reads: of each parameter the bytes that its users read, and constants that are
     /// too large to be part of the code (`FusionParameterReadBytes`, hlo_cost_analysis.cc in XLA).
-    fn fusion_reads(&self, callee: &Computation<'a>, depth: usize) -> Rc<Reads> {
+    fn fusion_reads(&self, callee: &Computation<'a>, depth: usize) -> Rc<OperandReads> {
         let id = callee.proto().id;
         if let Some(known) = self.reads.borrow().get(&id) {
             return known.clone();
@@ -153,7 +153,7 @@ impl<'m, 'a> Counter<'m, 'a> {
         // A fusion that contains itself reads nothing there.
         self.reads.borrow_mut().insert(id, Rc::default());
         let users = callee.readers();
-        let mut reads = Reads::default();
+        let mut reads = OperandReads::default();
         for (position, instruction) in callee.instructions().iter().enumerate() {
             let bytes = match instruction.opcode.as_str() {
                 "parameter" => self.read_by_users(callee, &users, position, depth),

@@ -18,24 +18,24 @@
 
 mod hardware;
 mod kernels;
-mod line;
+mod timeline;
 mod wires;
 
 use indexmap::IndexSet;
 use serde::Serialize;
 
+use super::async_collectives::Sites;
 use super::collectives::{ModuleCollective, collectives_at};
 use super::device_walk::DeviceWalk;
 use super::devices::Devices;
-use super::moves::{Move, move_of};
-use super::sites::Sites;
+use super::host_transfers::{Move, move_of};
 use super::size::shape_bytes;
 pub use hardware::{Cache, Dimension, Hardware, Reached, UnknownRate, Wire};
-use line::{Line, Transfer, Transfers};
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::sort;
 use meshloom_hlo::source::Sources;
+use timeline::{Timeline, Transfer, Transfers};
 use wires::Wires;
 
 /// The estimated time of a step, and what it is made of.
@@ -169,7 +169,7 @@ pub fn estimate_walk(
         });
         transfers.extend(transfer.map(|transfer| ((step.place_number, step.position), transfer)));
     }
-    let mut line = Line::new(device_walk, transfers, (hardware, devices));
+    let mut line = Timeline::new(device_walk, transfers, (hardware, devices));
     let stretch = line.run();
     let largest = line.largest();
     let of = |values: &[f64], class: usize| values.get(class).copied().unwrap_or(0.0);

@@ -5,7 +5,7 @@
 //! out of those.
 
 use super::dataflow::Flow;
-use crate::moves::{Move, move_of};
+use crate::host_transfers::{Move, move_of};
 
 /// Takes values on the host out of the device's memory.
 pub(super) fn place(flow: &mut Flow<'_, '_>) {

@@ -53,14 +53,14 @@ impl Schedule {
 
     /// Gives each point its time.
     fn run(&mut self, module: &HloModuleProto, walk: &Walk<'_>) {
-        struct Visit {
+        struct ScheduleVisit {
             place: usize,
             order: Vec<usize>,
             next: usize,
             /// The places that the next instruction runs and that have not been visited.
             callees: Option<std::ops::Range<usize>>,
         }
-        let visit = |place: usize| Visit { place, order: order(module, walk, place), next: 0, callees: None };
+        let visit = |place: usize| ScheduleVisit { place, order: order(module, walk, place), next: 0, callees: None };
         self.times = vec![0; self.instructions.len()];
         let mut stack = if walk.places().is_empty() { Vec::new() } else { vec![visit(0)] };
         while let Some(top) = stack.last_mut() {

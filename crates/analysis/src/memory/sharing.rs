@@ -12,7 +12,7 @@ const MOST_PAIRS: usize = 4096;
 
 /// A result that may lie where an operand does: an element of the result's tuple, if it is one, and the operand's
 /// position.
-type Pair = (Option<i64>, usize);
+type SharedPair = (Option<i64>, usize);
 
 /// A time at which a result may take over the memory of an operand, which is read for the last time.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,7 @@ pub(super) fn share(flow: &mut Flow<'_, '_>, handovers: &[Handover], is_in_heap:
     }
 }
 
-fn handover(flow: &mut Flow<'_, '_>, point: usize, (element, operand): Pair) -> Option<Handover> {
+fn handover(flow: &mut Flow<'_, '_>, point: usize, (element, operand): SharedPair) -> Option<Handover> {
     let operand = flow.nodes(flow.operand(point, operand)?).start;
     let result = match element {
         Some(element) => flow.element(point, element).start,
@@ -118,7 +118,7 @@ fn is_same(a: &ShapeProto, b: &ShapeProto) -> bool {
 }
 
 /// Returns the operands that an instruction updates in place.
-fn updated(instruction: &HloInstructionProto) -> Vec<Pair> {
+fn updated(instruction: &HloInstructionProto) -> Vec<SharedPair> {
     let operands = instruction.operand_ids.len();
     let each = |count: usize| match count {
         1 => vec![(None, 0)],
@@ -143,7 +143,7 @@ fn updated(instruction: &HloInstructionProto) -> Vec<Pair> {
 }
 
 /// Returns the operands from which an instruction computes its result element by element.
-fn elementwise(instruction: &HloInstructionProto) -> Vec<Pair> {
+fn elementwise(instruction: &HloInstructionProto) -> Vec<SharedPair> {
     match instruction.opcode.as_str() {
         opcode if is_by_element(opcode) => (0..instruction.operand_ids.len()).map(|operand| (None, operand)).collect(),
         "triangular-solve" => vec![(None, 1)],
@@ -155,10 +155,10 @@ fn elementwise(instruction: &HloInstructionProto) -> Vec<Pair> {
 
 /// The operands that fusions update, and those that they compute from element by element, by computation.
 #[derive(Default)]
-struct Fusions(FxHashMap<i64, (Vec<Pair>, Vec<Pair>)>);
+struct Fusions(FxHashMap<i64, (Vec<SharedPair>, Vec<SharedPair>)>);
 
 impl Fusions {
-    fn pairs(&mut self, module: &Module<'_>, fusion: &HloInstructionProto) -> (Vec<Pair>, Vec<Pair>) {
+    fn pairs(&mut self, module: &Module<'_>, fusion: &HloInstructionProto) -> (Vec<SharedPair>, Vec<SharedPair>) {
         let Some(callee) = module.callee(fusion, 0) else { return Default::default() };
         let found = self.0.entry(callee.proto().id).or_insert_with(|| {
             let is_loop = matches!(fusion.fusion_kind.as_str(), "kLoop" | "kInput");
@@ -181,7 +181,7 @@ fn roots<'a>(callee: &Computation<'a>) -> Vec<(Option<i64>, &'a HloInstructionPr
 }
 
 /// Returns the parameters that a fusion updates in place.
-fn updated_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
+fn updated_in_fusion(callee: &Computation<'_>) -> Vec<SharedPair> {
     let pair = |(element, root): (Option<i64>, &HloInstructionProto)| {
         let mut source = match root.opcode.as_str() {
             "dynamic-update-slice" | "scatter" => callee.operand(root, 0)?,
@@ -196,7 +196,7 @@ fn updated_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
 }
 
 /// Returns the parameters of a fusion whose uses, and the uses of these, are all elementwise.
-fn elementwise_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
+fn elementwise_in_fusion(callee: &Computation<'_>) -> Vec<SharedPair> {
     let instructions = callee.instructions();
     // From the last to the first: a user follows what it uses.
     let mut is_elementwise_on = vec![true; instructions.len()];

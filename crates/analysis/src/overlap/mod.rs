@@ -32,16 +32,16 @@
 //!
 //! Rates are peak rates, of compute and of links, so times are lower bounds, and the share is an estimate.
 
-mod line;
+mod device_clock;
 
 use serde::Serialize;
 
+use super::async_collectives::Sites;
 use super::collectives::{ModuleCollective, collectives_at};
 use super::cost::CostOptions;
 use super::device_walk::DeviceWalk;
-use super::sites::Sites;
 use super::walk::{Via, Walk};
-use line::Simulation;
+use device_clock::Simulation;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::source::Sources;

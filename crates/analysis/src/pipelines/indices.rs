@@ -4,7 +4,7 @@
 use super::super::devices::Devices;
 use super::super::values::Values;
 use super::super::walk::Walk;
-use super::Found;
+use super::PermuteLoop;
 use meshloom_hlo::proto::HloInstructionProto;
 
 /// The number of rounds of each microbatch, and the times at which stages work on it.
@@ -29,7 +29,12 @@ impl Rounds {
 
 /// Finds the rounds of a loop by the indices of its slices. Weights that a stage picks by repeat are the best sign. The
 /// inputs that the first stage takes give the number of microbatches.
-pub(super) fn rounds(walk: &Walk<'_>, values: &mut Values<'_, '_>, devices: Devices, within: &Found) -> Option<Rounds> {
+pub(super) fn rounds(
+    walk: &Walk<'_>,
+    values: &mut Values<'_, '_>,
+    devices: Devices,
+    within: &PermuteLoop,
+) -> Option<Rounds> {
     let all = slices(walk, within.body);
     let mut sequence = |&(place, slice, dim): &(usize, &HloInstructionProto, usize), stage: usize| {
         values.become_device(*within.devices.get(stage)?, devices);
@@ -86,7 +91,7 @@ fn repeats(first: &[u64], second: &[u64], stages: usize, is_backward: bool) -> O
 }
 
 /// Returns the repeat of a stage in each iteration; in bubbles, the nearest repeat.
-fn expected(rounds: &Rounds, within: &Found, stage: usize) -> Vec<u64> {
+fn expected(rounds: &Rounds, within: &PermuteLoop, stage: usize) -> Vec<u64> {
     let repeat = |iteration: usize| {
         let iteration = if rounds.is_backward { within.it.iterations - 1 - iteration } else { iteration };
         let item = iteration.saturating_sub(rounds.delay * stage);

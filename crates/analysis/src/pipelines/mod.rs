@@ -12,7 +12,7 @@
 //! praxis), zero bubble (arXiv 2401.10241, 2405.15362).
 
 mod indices;
-pub(crate) mod line;
+pub(crate) mod device_chain;
 mod table;
 
 use std::fmt;
@@ -24,8 +24,8 @@ use super::devices::Devices;
 use super::index::Computation;
 use super::values::Values;
 use super::walk::{Via, Walk};
+use device_chain::DeviceChain;
 use indices::Rounds;
-use line::Line;
 use meshloom_hlo::proto::ShapeProto;
 
 /// The most iterations of a loop that are looked at one by one.
@@ -167,7 +167,7 @@ impl Pipeline {
 }
 
 /// A loop with the permutes in it.
-struct Found {
+struct PermuteLoop {
     /// The place of its body.
     body: usize,
     /// The number of loops around it. Their first iterations stand for all.
@@ -178,7 +178,7 @@ struct Found {
     it: PipelineLoop,
 }
 
-impl Found {
+impl PermuteLoop {
     /// Whether the last stage hands on to the first.
     fn closed(&self) -> bool {
         self.it.handed.iter().any(|it| it.closed)
@@ -214,10 +214,10 @@ pub fn pipelines(walk: &Walk<'_>, collectives: &ModuleCollectives, devices: Devi
 }
 
 /// Returns the loops that hand values on, in the order of the program.
-fn loops(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Found> {
-    let mut found: Vec<Found> = Vec::new();
+fn loops(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<PermuteLoop> {
+    let mut found: Vec<PermuteLoop> = Vec::new();
     for entry in &collectives.entries {
-        let Some((axis, line)) = single_axis(entry).zip(Line::of(&entry.pairs)) else { continue };
+        let Some((axis, line)) = single_axis(entry).zip(DeviceChain::of(&entry.pairs)) else { continue };
         let Some((body, name, iterations)) = loop_of(walk, entry) else { continue };
         // A ring that turns once for each of its devices hands every part to every device: that is a gather in steps,
         // not a pipeline.
@@ -230,12 +230,12 @@ fn loops(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Found> {
             bytes: entry.bytes,
             source: entry.source.clone().unwrap_or_default(),
         };
-        let is_same = |it: &&mut Found| it.body == body && it.axis == axis && it.devices == line.devices;
+        let is_same = |it: &&mut PermuteLoop| it.body == body && it.axis == axis && it.devices == line.devices;
         match found.iter_mut().find(is_same) {
             // If a loop sends several values the same way, the first represents all.
             Some(known) if known.it.handed.iter().any(|it| it.backward == handed.backward) => {}
             Some(known) => known.it.handed.push(handed),
-            None => found.push(Found {
+            None => found.push(PermuteLoop {
                 body,
                 around: walk.places()[body].loop_depth - 1,
                 axis: axis.to_owned(),
@@ -312,9 +312,9 @@ fn schedule(
     walk: &Walk<'_>,
     values: &mut Values<'_, '_>,
     devices: Devices,
-    found: &Found,
+    found: &PermuteLoop,
 ) -> Result<LoopSchedule, &'static str> {
-    let Found { devices: of_stages, it: PipelineLoop { iterations, handed, .. }, .. } = found;
+    let PermuteLoop { devices: of_stages, it: PipelineLoop { iterations, handed, .. }, .. } = found;
     if walk.is_merged() || *iterations > MOST_ITERATIONS {
         return Err("the program is too large to be followed by stage and iteration");
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::devices::Devices;
 use super::super::values::Values;
 use super::super::walk::{Place, Via, Walk};
-use super::{Found, Item, LoopSchedule, Order, Pass, Row};
+use super::{Item, LoopSchedule, Order, Pass, PermuteLoop, Row};
 use meshloom_hlo::proto::HloInstructionProto;
 use meshloom_hlo::sort;
 
@@ -13,7 +13,7 @@ use meshloom_hlo::sort;
 type Counts = Vec<Vec<usize>>;
 
 /// Work that not every stage does in every iteration.
-struct Work<'a> {
+struct StageWork<'a> {
     place: usize,
     /// A conditional, or a loop whose number of iterations depends on the device.
     it: &'a HloInstructionProto,
@@ -35,10 +35,10 @@ pub(super) fn of(
     walk: &Walk<'_>,
     values: &mut Values<'_, '_>,
     devices: Devices,
-    within: &Found,
+    within: &PermuteLoop,
 ) -> Option<Result<LoopSchedule, &'static str>> {
     let mut kinds: Vec<Kind> = Vec::new();
-    let mut before: Option<Work> = None;
+    let mut before: Option<StageWork> = None;
     for work in works(walk, within.body) {
         let Some(counts) = counts(&work, values, devices, within) else {
             return Some(Err("data decides which branches its stages take"));
@@ -100,7 +100,7 @@ impl Kind {
 
 /// Returns the work that a body does in some branch, or in a loop whose iterations are decided while it runs. The
 /// branches of a conditional come one after another.
-fn works<'a>(walk: &Walk<'a>, body: usize) -> Vec<Work<'a>> {
+fn works<'a>(walk: &Walk<'a>, body: usize) -> Vec<StageWork<'a>> {
     let places = walk.places();
     let is_here = |number: usize| {
         let place = &places[number];
@@ -122,7 +122,7 @@ fn works<'a>(walk: &Walk<'a>, body: usize) -> Vec<Work<'a>> {
                 computes |= is_product(it);
             }
         }
-        computes.then_some(Work { place: caller.place, it: caller.instruction, branch, made_of })
+        computes.then_some(StageWork { place: caller.place, it: caller.instruction, branch, made_of })
     };
     places.iter().enumerate().filter_map(work).collect()
 }
@@ -136,7 +136,7 @@ fn is_product(it: &HloInstructionProto) -> bool {
     }
 }
 
-fn counts(work: &Work<'_>, values: &mut Values<'_, '_>, devices: Devices, within: &Found) -> Option<Counts> {
+fn counts(work: &StageWork<'_>, values: &mut Values<'_, '_>, devices: Devices, within: &PermuteLoop) -> Option<Counts> {
     let mut of_stages = Vec::new();
     for &device in &within.devices {
         values.become_device(device, devices);
@@ -161,7 +161,7 @@ fn last(stage: &[usize]) -> usize {
     stage.iter().rposition(|&count| count > 0).unwrap_or(0)
 }
 
-fn schedule(kinds: &[Kind], within: &Found) -> LoopSchedule {
+fn schedule(kinds: &[Kind], within: &PermuteLoop) -> LoopSchedule {
     let passes = match (kinds.len(), within.is_backward()) {
         (1, true) => &[Pass::Backward][..],
         _ => &[Pass::Forward, Pass::Backward, Pass::Weights],

@@ -16,7 +16,7 @@ use super::inputs::{Draw, Inputs};
 use super::program::Program;
 use super::report::{Case, Culprit, Dimension, Effect, Report, Shrinking, Tried};
 use super::runner::{Beside, Candidate, DebugOptions, Outcome, Runner};
-use super::subject::{Form, Subject, axes_text, pass_names};
+use super::subject::{ConfigForm, Subject, axes_text, pass_names};
 use super::suspects::{DISABLED_PASSES, FLAGS, XLA_PASSES};
 use super::symptom::{Kind, Symptom, difference, not_finite, too_much_memory};
 
@@ -49,7 +49,7 @@ pub(super) struct Search<'a> {
 
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
-    pub(super) form: Form,
+    pub(super) form: ConfigForm,
     pub(super) options: DebugOptions,
     pub(super) plugin: Candidate,
 }
@@ -71,7 +71,7 @@ impl<'a> Search<'a> {
         progress: &'a mut dyn FnMut(&str),
     ) -> Result<Search<'a>> {
         let plugin = Candidate::chosen(arguments.plugin.as_deref())?;
-        let form = Form::default();
+        let form = ConfigForm::default();
         let config = subject.config(&form)?;
         let of_config = config.iter().flat_map(|config| config.target.compiler_options.clone());
         let flags = std::env::var("XLA_FLAGS").unwrap_or_default();
@@ -357,7 +357,7 @@ impl<'a> Search<'a> {
         if whole == 1 {
             return Ok(());
         }
-        let with = |form: &Form, mesh: &Mesh, size: &dyn Fn(&str) -> usize| {
+        let with = |form: &ConfigForm, mesh: &Mesh, size: &dyn Fn(&str) -> usize| {
             let count: usize = mesh.axis_names().map(size).product();
             form.with("mesh.axes", axes_text(mesh, size)).with("target.devices", count)
         };

@@ -34,21 +34,21 @@ pub enum Subject {
 
 /// One of the forms that a run config can be in.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Form {
+pub(super) struct ConfigForm {
     /// Overrides behind the user's.
     pub(super) set: BTreeMap<String, String>,
     /// Passes of meshloom's that are left out.
     pub(super) without: Vec<&'static str>,
 }
 
-impl Form {
-    pub(super) fn with(&self, key: &str, value: impl ToString) -> Form {
+impl ConfigForm {
+    pub(super) fn with(&self, key: &str, value: impl ToString) -> ConfigForm {
         let mut form = self.clone();
         form.set.insert(key.to_owned(), value.to_string());
         form
     }
 
-    pub(super) fn without(&self, passes: &[&'static str]) -> Form {
+    pub(super) fn without(&self, passes: &[&'static str]) -> ConfigForm {
         let mut form = self.clone();
         form.without.extend(passes.iter().filter(|pass| !self.without.contains(pass)));
         form
@@ -73,7 +73,7 @@ pub(super) fn pass_names(further: &[Pass]) -> Vec<&'static str> {
 
 impl Subject {
     /// Returns the run config in a form; `None` for a module.
-    pub(super) fn config(&self, form: &Form) -> Result<Option<RunConfig>> {
+    pub(super) fn config(&self, form: &ConfigForm) -> Result<Option<RunConfig>> {
         let Subject::Config { text, name, set } = self else { return Ok(None) };
         let set = [set.clone(), form.overrides()].concat();
         let config = RunConfig::from_toml_with(text, name, &set)?;
@@ -88,7 +88,7 @@ impl Subject {
     }
 
     /// The program that may be at fault.
-    pub(super) fn suspect(&self, form: &Form, further: &[Pass]) -> Result<Program> {
+    pub(super) fn suspect(&self, form: &ConfigForm, further: &[Pass]) -> Result<Program> {
         match self {
             Subject::Config { .. } => self.lowered(form, further),
             Subject::Module(module, devices) => Ok(of_module(module, devices)),
@@ -97,7 +97,7 @@ impl Subject {
     }
 
     /// Returns another program that should give the same results; `None` if it is the same one with other settings.
-    pub(super) fn reference(&self, form: &Form) -> Result<Option<Program>> {
+    pub(super) fn reference(&self, form: &ConfigForm) -> Result<Option<Program>> {
         match self {
             Subject::Config { .. } => {
                 let mut form = form.without(&pass_names(&[]));
@@ -113,7 +113,7 @@ impl Subject {
         }
     }
 
-    fn lowered(&self, form: &Form, further: &[Pass]) -> Result<Program> {
+    fn lowered(&self, form: &ConfigForm, further: &[Pass]) -> Result<Program> {
         let Some(config) = self.config(form)? else { bail!("only a run config is lowered") };
         let platform = Platform::of_any_plugin(PlatformKind::Cpu);
         let known = pass_names(further);
@@ -124,7 +124,7 @@ impl Subject {
 
     /// Returns the values of a config's train step: its state before the first step, and a batch. Values that are
     /// missing are drawn.
-    pub(super) fn values(&self, form: &Form, ports: &[Port], seed: u64) -> Result<BTreeMap<String, Literal>> {
+    pub(super) fn values(&self, form: &ConfigForm, ports: &[Port], seed: u64) -> Result<BTreeMap<String, Literal>> {
         let Some(config) = self.config(form)? else { return Ok(BTreeMap::new()) };
         let mut values = BTreeMap::new();
         if config.diloco.is_none() {

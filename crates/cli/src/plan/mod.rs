@@ -14,8 +14,8 @@ use meshloom::analysis::Chip;
 use meshloom::analysis::estimate::KernelTime;
 use meshloom::transform::pipeline::Timeline;
 use meshloom_plan::{
-    Found, Hardware, MOST_LOWERED, Progress, Refused, Search, SearchOptions, Variant, compare, evaluate, hardware,
-    on_hardware, read_hardware, search,
+    Hardware, LoweredPlan, MOST_LOWERED, Progress, Refused, Search, SearchOptions, Variant, compare, evaluate,
+    hardware, on_hardware, read_hardware, search,
 };
 use meshloom_train::config::RunConfig;
 use serde::Serialize;
@@ -206,7 +206,7 @@ fn answer<'a>(
     let best = searched.found.first().filter(|_| arguments.search);
     let rows = Rows::of(config, searched, (hardware.as_ref(), *memory), best);
     let top = if arguments.search { arguments.top } else { usize::MAX };
-    let is_larger = |it: &&Found| best.is_some_and(|best| !it.fits && it.seconds() < best.seconds());
+    let is_larger = |it: &&LoweredPlan| best.is_some_and(|best| !it.fits && it.seconds() < best.seconds());
     let front = if best.is_some() { searched.front() } else { Vec::new() };
     Answer {
         config: name,

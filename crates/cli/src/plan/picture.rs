@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use maud::{Markup, Render, html};
-use meshloom_plan::{Found, Search};
+use meshloom_plan::{LoweredPlan, Search};
 
 use hlo_dump::markup::chart::{COLORS, alone, at, byte_ticks, ticks};
 use hlo_dump::output::{human_bytes, seconds};
@@ -33,10 +33,10 @@ impl Picture<'_> {
     pub fn svg(&self) -> String {
         let found = &self.searched.found;
         let least = found.iter().map(|it| it.seconds()).fold(f64::INFINITY, f64::min);
-        let drawn: Vec<&Found> = found.iter().filter(|it| it.seconds() <= MOST_TIMES * least).collect();
+        let drawn: Vec<&LoweredPlan> = found.iter().filter(|it| it.seconds() <= MOST_TIMES * least).collect();
         let configured = self.configured().filter(|it| it.seconds() <= MOST_TIMES * least);
         let most = |of: &mut dyn Iterator<Item = f64>| of.fold(0.0, f64::max);
-        let times = drawn.iter().map(|it| it.seconds()).chain(configured.map(Found::seconds));
+        let times = drawn.iter().map(|it| it.seconds()).chain(configured.map(LoweredPlan::seconds));
         let bytes = drawn.iter().map(|it| it.bytes).chain(self.memory).chain(configured.map(|it| it.bytes));
         let axes = Axes {
             bytes: 1.05 * most(&mut bytes.map(|bytes| bytes as f64)).max(1.0),
@@ -63,7 +63,7 @@ impl Picture<'_> {
         alone(&self.title, (WIDTH, HEIGHT), content)
     }
 
-    fn configured(&self) -> Option<&Found> {
+    fn configured(&self) -> Option<&LoweredPlan> {
         self.searched.configured.iter().flatten().next()
     }
 
@@ -102,7 +102,7 @@ impl Axes {
         HEIGHT - BOTTOM - seconds / self.seconds * (HEIGHT - BOTTOM - TOP)
     }
 
-    fn point(&self, found: &Found) -> Markup {
+    fn point(&self, found: &LoweredPlan) -> Markup {
         let (x, y) = (self.x(found.bytes as f64), self.y(found.seconds()));
         html! {
             circle cx=(at(x)) cy=(at(y)) r="3.5" fill=(if found.fits { FITS } else { TOO_LARGE }) fill-opacity="0.7" {
@@ -114,7 +114,7 @@ impl Axes {
     }
 
     /// Draws the front as steps: between two of its plans, the slower one is the best that fits.
-    fn steps(&self, front: &[&Found]) -> String {
+    fn steps(&self, front: &[&LoweredPlan]) -> String {
         let mut path = String::new();
         for found in front.iter().rev() {
             let (x, y) = (self.x(found.bytes as f64), self.y(found.seconds()).max(TOP));

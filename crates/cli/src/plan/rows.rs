@@ -6,7 +6,7 @@ use hlo_dump::output;
 use meshloom::analysis::estimate::KernelTime;
 use meshloom::analysis::{Arithmetic, StepTime};
 use meshloom::hlo::table::Table;
-use meshloom_plan::{Advice, Found, Hardware, Search, Traffic, what_it_would_need};
+use meshloom_plan::{Advice, Hardware, LoweredPlan, Search, Traffic, what_it_would_need};
 use meshloom_train::config::RunConfig;
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ const KERNELS_SHOWN: usize = 6;
 #[derive(Serialize)]
 pub struct Row<'a> {
     #[serde(flatten)]
-    found: &'a Found,
+    found: &'a LoweredPlan,
     /// The operations of a step over those that the devices could do meanwhile.
     mfu: Option<f64>,
     waits_for: String,
@@ -29,7 +29,7 @@ pub struct Rows<'a> {
     /// Seconds of a step at the rate of the chip.
     least_seconds: Option<f64>,
     memory: Option<u64>,
-    best: Option<&'a Found>,
+    best: Option<&'a LoweredPlan>,
 }
 
 impl<'a> Rows<'a> {
@@ -37,14 +37,14 @@ impl<'a> Rows<'a> {
         config: &RunConfig,
         searched: &Search,
         (hardware, memory): (Option<&Hardware>, Option<u64>),
-        best: Option<&'a Found>,
+        best: Option<&'a LoweredPlan>,
     ) -> Rows<'a> {
         let chip = hardware.map(|hardware| &hardware.chip);
         let rate = chip.and_then(|chip| chip.matrix_rate(Arithmetic::of(config.model.compute_dtype)));
         Rows { least_seconds: rate.map(|rate| searched.flops / rate), memory, best }
     }
 
-    pub fn row(&self, found: &'a Found) -> Row<'a> {
+    pub fn row(&self, found: &'a LoweredPlan) -> Row<'a> {
         let advice = self.best.filter(|best| best.plan != found.plan && best.seconds() != found.seconds());
         Row {
             found,
@@ -116,7 +116,7 @@ fn sent(traffic: &[Traffic]) -> String {
     by_axes.iter().map(|(axes, bytes)| format!("{axes} {}", output::human_bytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
-fn needs(found: &Found, best: &Found, memory: u64) -> Option<String> {
+fn needs(found: &LoweredPlan, best: &LoweredPlan, memory: u64) -> Option<String> {
     Some(match what_it_would_need(found, best, memory)? {
         Advice::Memory(bytes) => format!("{} more", output::human_bytes(bytes)),
         Advice::Transfers(axes, part) => format!("{} less over {axes}", percent(part)),

@@ -196,7 +196,7 @@ impl World {
         incoming: Vec<Incoming>,
         give_up: &GiveUp<'_>,
     ) -> Result<Vec<Vec<u8>>, MpiError> {
-        let mut under_way = UnderWay { world: self, requests: Vec::new(), held: Vec::new() };
+        let mut under_way = MessagesUnderWay { world: self, requests: Vec::new(), held: Vec::new() };
         incoming.into_iter().try_for_each(|message| under_way.receive(message))?;
         outgoing.into_iter().try_for_each(|message| under_way.send(message))?;
         under_way.wait(give_up)
@@ -226,7 +226,7 @@ enum Held {
 }
 
 /// Messages; some are still under way.
-struct UnderWay<'a> {
+struct MessagesUnderWay<'a> {
     world: &'a World,
     requests: Vec<Handle>,
     /// The buffer of the request at the same index. If MPI has refused a request, its buffer follows as one more.
@@ -244,7 +244,7 @@ fn count(bytes: &[u8]) -> i64 {
     bytes.len().cast_signed() as i64
 }
 
-impl UnderWay<'_> {
+impl MessagesUnderWay<'_> {
     fn receive(&mut self, Incoming { from, tag, mut bytes }: Incoming) -> Result<(), MpiError> {
         let (place, count) = (bytes.as_mut_ptr(), count(&bytes));
         self.held.push(Held::Received(bytes));
@@ -323,7 +323,7 @@ impl UnderWay<'_> {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for MessagesUnderWay<'_> {
     /// Ends the requests that a failed exchange left. Receives are cancelled. Sends, and receives that have begun,
     /// cannot be: MPI gets a moment to end them.
     fn drop(&mut self) {

@@ -165,14 +165,14 @@ impl Pieces {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct BlobsShared {
     run: RunName,
     door: Arc<Door>,
     blobs: Mutex<HashMap<String, Blob>>,
     changed: watch::Sender<()>,
 }
 
-impl Shared {
+impl BlobsShared {
     fn get(&self, name: &str) -> Option<Blob> {
         lock(&self.blobs).get(name).cloned()
     }
@@ -180,7 +180,7 @@ impl Shared {
 
 /// The bytes that this process offers.
 #[derive(Clone, Debug)]
-pub(super) struct Blobs(Arc<Shared>);
+pub(super) struct Blobs(Arc<BlobsShared>);
 
 impl Blobs {
     /// Listens, and returns the address too, because the system chooses the port for port 0. It must be called in a
@@ -195,7 +195,7 @@ impl Blobs {
         let io_failed = |error: io::Error| failed(error.to_string());
         let door = Arc::new(Door::new(limits, say));
         let (blobs, changed) = (Mutex::default(), watch::channel(()).0);
-        let blobs = Blobs(Arc::new(Shared { run, door: door.clone(), blobs, changed }));
+        let blobs = Blobs(Arc::new(BlobsShared { run, door: door.clone(), blobs, changed }));
         let listener = std::net::TcpListener::bind(on).map_err(io_failed)?;
         listener.set_nonblocking(true).map_err(io_failed)?;
         let listener = TcpListener::from_std(listener).map_err(io_failed)?;
@@ -380,15 +380,15 @@ impl fmt::Display for Unread {
 
 /// A reader of the bytes that other processes offer.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct BlobReader {
     tls: Option<PeerTls>,
     run: RunName,
     channels: Mutex<HashMap<String, Channel>>,
 }
 
-impl Reader {
-    pub(super) fn new(tls: Option<PeerTls>, run: RunName) -> Reader {
-        Reader { tls, run, channels: Mutex::default() }
+impl BlobReader {
+    pub(super) fn new(tls: Option<PeerTls>, run: RunName) -> BlobReader {
+        BlobReader { tls, run, channels: Mutex::default() }
     }
 
     /// Reads the bytes that `HOST:PORT` offers under a name, once it offers them: at most `most`. Returns their number.

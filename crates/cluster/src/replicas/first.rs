@@ -11,7 +11,7 @@ use bytes::Bytes;
 use meshloom_train::peers::Judge;
 use tokio::runtime::{Handle, Runtime};
 
-use super::blobs::{Blob, Blobs, PeerTls, Reader, RunName, Unread};
+use super::blobs::{Blob, BlobReader, Blobs, PeerTls, RunName, Unread};
 use super::port::{Limits, Say};
 use super::rounds::{BEGINNING, Decision, Keys, Present, Seat, Undecided, held_key, present_key, round_key, taken_key};
 use super::{ReplicaError, ReplicaOptions, json, lock, message_name, system};
@@ -22,7 +22,7 @@ pub(super) struct First {
     options: ReplicaOptions,
     pub(super) store: Store,
     blobs: Blobs,
-    reader: Arc<Reader>,
+    reader: Arc<BlobReader>,
     pub(super) address: String,
     /// Whether other processes of this replica read from this one.
     has_others: bool,
@@ -87,7 +87,7 @@ impl First {
     pub(super) fn connect(
         options: ReplicaOptions,
         runtime: &Runtime,
-        (reader, run, tls): (Arc<Reader>, RunName, Option<&PeerTls>),
+        (reader, run, tls): (Arc<BlobReader>, RunName, Option<&PeerTls>),
         (processes, say): (usize, Say),
     ) -> Result<First, ReplicaError> {
         if !options.listen.ip().is_loopback() && tls.is_none() && !options.insecure {

@@ -38,7 +38,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::Member;
 use crate::store::{StoreError, StoreOptions, Tls};
-use blobs::{PeerTls, Reader, RunName, Unread};
+use blobs::{BlobReader, PeerTls, RunName, Unread};
 use first::First;
 use port::Say;
 use rounds::{Decision, Seat, taken_key};
@@ -145,8 +145,8 @@ impl From<StoreError> for ReplicaLinkError {
 #[derive(Debug)]
 pub struct Replicas {
     number: usize,
-    part: Part,
-    reader: Arc<Reader>,
+    part: ProcessRole,
+    reader: Arc<BlobReader>,
     run: RunName,
     /// The number of bytes of the message of the round under way, which is the same for all replicas.
     message_bytes: AtomicU64,
@@ -158,7 +158,7 @@ pub struct Replicas {
 
 /// A process of a replica.
 #[derive(Debug)]
-enum Part {
+enum ProcessRole {
     /// The first process, which speaks with the other replicas.
     First { first: Arc<First>, member: Option<Arc<Member>> },
     /// Another process, which reads from the first at an address.
@@ -201,12 +201,12 @@ impl Replicas {
         runtime.worker_threads(2).max_blocking_threads(BLOCKING_THREADS).enable_all().thread_name("replicas");
         let runtime = runtime.build().map_err(|error| system("no threads for replicas", error))?;
         let run = RunName::default();
-        let reader = Arc::new(Reader::new(tls.clone(), run.clone()));
+        let reader = Arc::new(BlobReader::new(tls.clone(), run.clone()));
         let part = match member.filter(|member| member.number() > 0) {
             Some(member) => {
                 let address = member.store().get_from_others(FIRST, options.patience)?;
                 let address = String::from_utf8_lossy(&address).into_owned();
-                Part::Other { address, member: member.clone() }
+                ProcessRole::Other { address, member: member.clone() }
             }
             None => {
                 let processes = member.map_or(1, |member| member.count());
@@ -215,7 +215,7 @@ impl Replicas {
                 if let Some(member) = member {
                     member.store().put(FIRST, first.address.as_bytes())?;
                 }
-                Part::First { first: Arc::new(first), member: member.cloned() }
+                ProcessRole::First { first: Arc::new(first), member: member.cloned() }
             }
         };
         let message_bytes = AtomicU64::new(0);
@@ -224,7 +224,7 @@ impl Replicas {
 
     /// Tells the others at once that this replica is lost.
     pub fn fail(&self) {
-        if let Part::First { first, .. } = &self.part
+        if let ProcessRole::First { first, .. } = &self.part
             && let Err(error) = first.store.leave()
         {
             tracing::debug!("the other replicas were not told: {error}");
@@ -233,7 +233,7 @@ impl Replicas {
 
     /// Reads bytes that the first process of this replica offers.
     fn read_from_first(&self, name: &str, most: u64) -> Result<Bytes, ReplicaError> {
-        let Part::Other { address, member } = &self.part else { return Ok(Bytes::new()) };
+        let ProcessRole::Other { address, member } = &self.part else { return Ok(Bytes::new()) };
         let mut bytes = Vec::new();
         let mut reading = Box::pin(self.reader.read(address, name, most, &mut bytes));
         let read = loop {
@@ -306,7 +306,7 @@ impl ReplicaLink for Replicas {
 
     fn begin(&self, form: &str, step: u64) -> Result<Beginning, ReplicaLinkError> {
         match &self.part {
-            Part::First { first, member } => {
+            ProcessRole::First { first, member } => {
                 let decision = first.take_part(form, step)?;
                 let joins = decision.joining.contains(&self.number);
                 let taken = match decision.giver().filter(|_| joins) {
@@ -325,7 +325,7 @@ impl ReplicaLink for Replicas {
                 }
                 Ok(beginning)
             }
-            Part::Other { address, member } => {
+            ProcessRole::Other { address, member } => {
                 // The wait has no limit, because the replica may wait for others as long.
                 let told = loop {
                     match member.store().get_from_others(BEGIN, REMINDER) {
@@ -350,14 +350,14 @@ impl ReplicaLink for Replicas {
         // By now the state is on the devices, so the folder is not needed any more.
         lock(&self.folder).take();
         self.message_bytes.store(message.len() as u64, Ordering::Relaxed);
-        let Part::First { first, .. } = &self.part else { return Ok(()) };
+        let ProcessRole::First { first, .. } = &self.part else { return Ok(()) };
         Ok(first.send((round, use_at), (message.into(), judge), self.runtime.handle())?)
     }
 
     fn receive(&self, round: u64) -> Result<Round, ReplicaLinkError> {
         let decision_name = format!("decision/{round}");
         match &self.part {
-            Part::First { first, .. } => {
+            ProcessRole::First { first, .. } => {
                 let (decision, held) = first.decided(round)?;
                 first.offer(decision_name, json(&decision).into());
                 let number = self.number;
@@ -369,7 +369,7 @@ impl ReplicaLink for Replicas {
                 let messages = decision.messages.iter().map(message).collect::<Result<_, _>>()?;
                 Ok(Round { messages, gives: decision.is_given_by(number) })
             }
-            Part::Other { .. } => {
+            ProcessRole::Other { .. } => {
                 let bytes = self.read_from_first(&decision_name, LARGEST_LIST)?;
                 let decision: Decision = serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))?;
                 let most = self.message_bytes.load(Ordering::Relaxed);
@@ -383,13 +383,13 @@ impl ReplicaLink for Replicas {
 
     fn give(&self, step: u64, folder: &Path) -> Result<(), ReplicaLinkError> {
         match &self.part {
-            Part::First { first, .. } => Ok(first.offer_folder(step, folder)?),
-            Part::Other { .. } => Ok(()),
+            ProcessRole::First { first, .. } => Ok(first.offer_folder(step, folder)?),
+            ProcessRole::Other { .. } => Ok(()),
         }
     }
 
     fn leave(&self) -> Result<(), ReplicaLinkError> {
-        let Part::First { first, .. } = &self.part else { return Ok(()) };
+        let ProcessRole::First { first, .. } = &self.part else { return Ok(()) };
         Ok(first.leave()?)
     }
 }

@@ -47,7 +47,7 @@ pub struct Entry {
 }
 
 /// The value of a key, with its lease and revision.
-pub(crate) struct Found {
+pub(crate) struct StoredValue {
     pub(crate) value: Vec<u8>,
     /// The lease of the key.
     lease: i64,
@@ -55,9 +55,9 @@ pub(crate) struct Found {
     pub(crate) revision: i64,
 }
 
-impl From<KeyValue> for Found {
-    fn from(KeyValue { value, lease, mod_revision, .. }: KeyValue) -> Found {
-        Found { value, lease, revision: mod_revision }
+impl From<KeyValue> for StoredValue {
+    fn from(KeyValue { value, lease, mod_revision, .. }: KeyValue) -> StoredValue {
+        StoredValue { value, lease, revision: mod_revision }
     }
 }
 
@@ -66,7 +66,7 @@ enum Put {
     /// The key was written, by the change with this number.
     Written(i64),
     /// The key was there already.
-    Found(Found),
+    Found(StoredValue),
 }
 
 impl Store {
@@ -388,7 +388,7 @@ impl Store {
         Ok(Put::Found(found.unwrap_or_default().into()))
     }
 
-    pub(crate) async fn read(&self, key: &str, limit: Duration) -> Result<Option<Found>, StoreError> {
+    pub(crate) async fn read(&self, key: &str, limit: Duration) -> Result<Option<StoredValue>, StoreError> {
         Ok(self.read_with_revision(key, limit).await?.0)
     }
 
@@ -397,11 +397,11 @@ impl Store {
         &self,
         key: &str,
         limit: Duration,
-    ) -> Result<(Option<Found>, i64), StoreError> {
+    ) -> Result<(Option<StoredValue>, i64), StoreError> {
         let question = RangeRequest { key: self.full(key), ..RangeRequest::default() };
         let answer: RangeResponse = self.etcd.call("/etcdserverpb.KV/Range", question, limit).await?;
         let revision = answer.header.map_or(0, |header| header.revision);
-        Ok((answer.kvs.into_iter().next().map(Found::from), revision))
+        Ok((answer.kvs.into_iter().next().map(StoredValue::from), revision))
     }
 
     /// Returns the number of keys with a prefix.

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::{ahead, timeline};
 use crate::output::{self, BOLD, DIM, WARN, error_line, paint};
-use crate::run::{Row, Run, Said, Syncs};
+use crate::run::{ConfigRun, Row, Said, Syncs};
 use crate::source;
 
 struct Lowering {
@@ -42,7 +42,12 @@ pub fn text(path: &Path) -> Result<(String, String)> {
     Ok((text, name))
 }
 
-pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
+pub fn read(
+    text: &str,
+    name: &str,
+    stage: Stage,
+    set: &[String],
+) -> Result<(Box<dyn ConfigRun>, HloModuleProtoWithConfig)> {
     let config = RunConfig::from_toml_with(text, name, set)?.on_stated_devices()?;
     let lowered = config.resolve()?.at_stage(stage)?;
     for warning in config.warnings().into_iter().chain(lowered.warnings()) {
@@ -56,7 +61,7 @@ pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box
     Ok((Box::new(Lowering { config, mesh, lowered }), module))
 }
 
-impl Run for Lowering {
+impl ConfigRun for Lowering {
     fn config(&self) -> &RunConfig {
         &self.config
     }

@@ -7,12 +7,12 @@ use maud::{Markup, html};
 use meshloom_analysis::Amount;
 use meshloom_analysis::ModuleCollective;
 
-use super::{Report, axes_text};
+use super::{Page, axes_text};
 use crate::markup::html::{Cell, section, table};
 use crate::output::{amount, human_bytes, plural, thousands, times};
 
 /// A collective, with the figures that bars and table both need.
-struct Row<'a> {
+struct CollectiveRow<'a> {
     entry: &'a ModuleCollective,
     kind: String,
     axes: String,
@@ -22,9 +22,9 @@ struct Row<'a> {
     executions: u64,
 }
 
-impl Row<'_> {
-    fn of(entry: &ModuleCollective) -> Row<'_> {
-        Row {
+impl CollectiveRow<'_> {
+    fn of(entry: &ModuleCollective) -> CollectiveRow<'_> {
+        CollectiveRow {
             entry,
             kind: format!("{}{}", entry.kind.name(), entry.shift.map_or(String::new(), |shift| format!(" {shift:+}"))),
             axes: axes_text(entry),
@@ -34,8 +34,8 @@ impl Row<'_> {
     }
 }
 
-pub fn render(report: &Report) -> Markup {
-    let mut rows: Vec<Row<'_>> = report.collectives.entries.iter().map(Row::of).collect();
+pub fn render(report: &Page) -> Markup {
+    let mut rows: Vec<CollectiveRow<'_>> = report.collectives.entries.iter().map(CollectiveRow::of).collect();
     rows.sort_by_key(|row| Reverse(row.total));
     let largest = rows.iter().filter_map(|row| row.total).max().unwrap_or(0).max(1) as f64;
     let columns = ["kind", "axes", "operands", "runs", "sent in all", "instruction", "scope", "source"];
@@ -45,7 +45,7 @@ pub fn render(report: &Report) -> Markup {
         } @else {
             (bars(report, &rows))
             (table("collective-rows", columns, &rows, |row| {
-                let Row { entry, kind, axes, total, executions } = row;
+                let CollectiveRow { entry, kind, axes, total, executions } = row;
                 let share = total.unwrap_or(0) as f64 / largest;
                 [
                     Cell::text(if entry.asynchronous { format!("{kind} (async)") } else { kind.clone() }),
@@ -66,15 +66,15 @@ pub fn render(report: &Report) -> Markup {
 }
 
 #[derive(Default)]
-struct Sum {
+struct GroupSum {
     total: u64,
     instructions: usize,
     executions: u64,
     unknown: bool,
 }
 
-impl Sum {
-    fn add(&mut self, row: &Row<'_>) {
+impl GroupSum {
+    fn add(&mut self, row: &CollectiveRow<'_>) {
         self.total = self.total.saturating_add(row.total.unwrap_or(0));
         self.instructions += 1;
         self.executions = self.executions.saturating_add(row.executions);
@@ -82,8 +82,8 @@ impl Sum {
     }
 }
 
-fn bars(report: &Report, rows: &[Row<'_>]) -> Markup {
-    let mut by_axes: IndexMap<&str, (Sum, IndexMap<&str, Sum>)> = IndexMap::new();
+fn bars(report: &Page, rows: &[CollectiveRow<'_>]) -> Markup {
+    let mut by_axes: IndexMap<&str, (GroupSum, IndexMap<&str, GroupSum>)> = IndexMap::new();
     for row in rows {
         let (sum, kinds) = by_axes.entry(&row.axes).or_default();
         sum.add(row);
@@ -92,8 +92,8 @@ fn bars(report: &Report, rows: &[Row<'_>]) -> Markup {
     by_axes.sort_by_key(|_, (sum, _)| Reverse(sum.total));
     by_axes.values_mut().for_each(|(_, kinds)| kinds.sort_by_key(|_, sum| Reverse(sum.total)));
     let all = by_axes.values().map(|(sum, _)| sum.total).fold(0, u64::saturating_add);
-    let share = |sum: &Sum| 100.0 * sum.total as f64 / all.max(1) as f64;
-    let bar = |name: &str, sum: &Sum, color: &str, detail: &str| {
+    let share = |sum: &GroupSum| 100.0 * sum.total as f64 / all.max(1) as f64;
+    let bar = |name: &str, sum: &GroupSum, color: &str, detail: &str| {
         html! {
             span.name { (name) }
             span.track { i style=(format!("width:{:.2}%;background:{color}", share(sum))) {} }

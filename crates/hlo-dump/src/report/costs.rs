@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use meshloom_analysis::cost::{Bound, ScopeCost};
 
-use super::{Report, bound_color};
+use super::{Page, bound_color};
 use crate::markup::chart::{Area, WIDTH, at, drawing, fitting, text};
 use crate::markup::html::{Cell, legend, section, table};
 use crate::output::{human_bytes, human_count, or_no_scope, seconds};
@@ -24,7 +24,7 @@ impl Weights {
     }
 }
 
-pub fn render(report: &Report) -> Option<Markup> {
+pub fn render(report: &Page) -> Option<Markup> {
     let mut rows: Vec<&ScopeCost> = report.cost.scopes.iter().collect();
     let mut weights = Weights { timed: rows.iter().any(|row| row.seconds.is_some()), all: 0.0 };
     rows.sort_by(|a, b| weights.of(b).total_cmp(&weights.of(a)));

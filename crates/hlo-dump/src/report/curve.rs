@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use meshloom_analysis::{BufferKind, LiveBuffer, ModuleMemory};
 use serde::Serialize;
 
-use super::Report;
+use super::Page;
 use crate::markup::chart::{Area, WIDTH, at, byte_ticks, drawing, rule, shortened, text};
 use crate::markup::html::{Cell, json, section, table};
 use crate::output::{human_bytes, plural};
@@ -16,7 +16,7 @@ const BOTTOM: f64 = 28.0;
 /// The most points: screens show no more.
 const MOST_POINTS: usize = 1100;
 
-pub fn render(report: &Report) -> Option<Markup> {
+pub fn render(report: &Page) -> Option<Markup> {
     let memory = report.memory.as_ref().ok().filter(|memory| !memory.curve.is_empty())?;
     let largest = memory.live_at_peak.iter().map(|buffer| buffer.bytes).max().unwrap_or(0).max(1) as f64;
     let columns = ["buffer", "kind", "bytes", "shape", "source"];
@@ -57,7 +57,7 @@ fn points(live: &[u64]) -> Vec<usize> {
     live.chunks(chunk).enumerate().map(|(index, part)| index * chunk + most(part)).collect()
 }
 
-fn curve(report: &Report, memory: &ModuleMemory) -> Markup {
+fn curve(report: &Page, memory: &ModuleMemory) -> Markup {
     let live: Vec<u64> = memory.curve.iter().map(|point| point.bytes).collect();
     let peak_at = most(&live);
     let resident = memory.arguments.saturating_add(memory.outputs).saturating_sub(memory.aliased);

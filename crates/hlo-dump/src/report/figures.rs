@@ -6,11 +6,11 @@ use meshloom_analysis::ModuleCost;
 use meshloom_analysis::memory::{MemoryForm, upper};
 use meshloom_hlo::mesh::Mesh;
 
-use super::Report;
+use super::Page;
 use crate::output::{bounds_of_count, human_bytes, human_count, plural, seconds, thousands};
 
-pub fn figures(report: &Report) -> Markup {
-    let Report { loaded, chip, cost, collectives, .. } = report;
+pub fn figures(report: &Page) -> Markup {
+    let Page { loaded, chip, cost, collectives, .. } = report;
     let figure = |label: &str, value: String, detail: String| {
         html! { div.figure { span { (label) } strong { (value) } small { (detail) } } }
     };
@@ -65,7 +65,7 @@ pub fn figures(report: &Report) -> Markup {
     }
 }
 
-pub fn notes(report: &Report) -> Markup {
+pub fn notes(report: &Page) -> Markup {
     let mut notes: Vec<String> = report.loaded.unpartitioned().into_iter().collect();
     if report.loaded.is_nameless() {
         notes.push("The module names no mesh: --mesh data=2,fsdp=4 would name the axes.".to_owned());
@@ -82,7 +82,7 @@ pub fn notes(report: &Report) -> Markup {
     }
 }
 
-fn of_memory(report: &Report) -> Option<String> {
+fn of_memory(report: &Page) -> Option<String> {
     let form = match &report.memory {
         Ok(memory) => memory.form,
         Err(error) => return Some(format!("Memory is not shown: {error}.")),

@@ -14,7 +14,7 @@ use meshloom_analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use super::Report;
+use super::Page;
 use crate::markup::html::{json, section};
 use crate::output::{NO_SCOPE, plural};
 
@@ -56,7 +56,7 @@ pub(crate) struct ScopeTree {
     left_out: usize,
 }
 
-pub fn render(report: &Report) -> Option<Markup> {
+pub fn render(report: &Page) -> Option<Markup> {
     let tree = tree(&report.loaded.module.name, report.walk, &report.cost);
     let body = html! {
         div.tools {

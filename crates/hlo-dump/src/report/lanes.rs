@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use meshloom_analysis::cost::Bound;
 
-use super::{Report, bound_color};
+use super::{Page, bound_color};
 use crate::markup::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
 use crate::markup::html::{legend, section};
 use crate::output::{plural, seconds, thousands};
@@ -71,7 +71,7 @@ const BRACKET: f64 = 20.0;
 /// The narrowest mark that can be seen.
 const NARROWEST: f64 = 0.7;
 
-pub fn render(report: &Report) -> Option<Markup> {
+pub fn render(report: &Page) -> Option<Markup> {
     let step = report.step.as_ref().filter(|step| step.seconds > 0.0)?;
     let key =
         [Bound::Compute, Bound::Memory].map(|bound| (bound_color(Some(bound)), format!("computes, {bound} bound")));
@@ -88,7 +88,7 @@ pub fn render(report: &Report) -> Option<Markup> {
     Some(section("step", "One step, by estimated time", lead, body))
 }
 
-fn lanes(report: &Report, step: &StepLanes) -> Markup {
+fn lanes(report: &Page, step: &StepLanes) -> Markup {
     let depth = step.loops.iter().map(|it| it.depth + 1).max().unwrap_or(0);
     let top = 8.0 + depth as f64 * BRACKET;
     let bottom = top + step.lanes.len() as f64 * (LANE + GAP);

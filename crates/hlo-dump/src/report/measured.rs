@@ -8,7 +8,7 @@ use meshloom_hlo::xplane::ProfiledCall;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::{Report, axes_text};
+use super::{Page, axes_text};
 use crate::input::{Loaded, Profile};
 use crate::markup::html::{Cell, section, table};
 use crate::output::{line, or_no_scope, plural, seconds, thousands};
@@ -145,7 +145,7 @@ impl Comparison {
     }
 }
 
-pub fn render(report: &Report) -> Option<Markup> {
+pub fn render(report: &Page) -> Option<Markup> {
     let comparison = report.measured.as_ref()?;
     let sentences = comparison.sentences();
     let lead = "Times of one run on one device: means over the runs and devices of the profile, beside the estimate for \
@@ -166,7 +166,7 @@ pub fn render(report: &Report) -> Option<Markup> {
     Some(section("measured", "Measured", lead, body))
 }
 
-fn collectives(report: &Report, comparison: &Comparison) -> Markup {
+fn collectives(report: &Page, comparison: &Comparison) -> Markup {
     // The done of an asynchronous collective has its start as an operand. The operand's id is unique within a
     // computation.
     let mut ends: FxHashMap<&str, Vec<&str>> = FxHashMap::default();

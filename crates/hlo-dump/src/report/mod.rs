@@ -1,6 +1,6 @@
 //! `hlo-dump report`: one page that shows a program, and needs nothing but a browser.
 //!
-//! A [`Report`] has the findings of `meshloom_analysis` for a module; each section is a file that turns some of them
+//! A [`Page`] has the findings of `meshloom_analysis` for a module; each section is a file that turns some of them
 //! into HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
 //! scopes and reads values off the memory curve; without it the page is static.
 //!
@@ -35,7 +35,7 @@ use crate::output;
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
 
-pub struct Report<'a> {
+pub struct Page<'a> {
     loaded: &'a Loaded,
     /// The chip that times are for.
     chip: &'a Chip,
@@ -66,7 +66,7 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
         loaded.profile = Some(load_profile(path)?);
     }
     let walk = DeviceWalk::of(&loaded.module, loaded.devices);
-    let report = Report::of(&loaded, chip, &walk);
+    let report = Page::of(&loaded, chip, &walk);
     let measured = report.measured.as_ref().map(|it| it.answer());
     let page = html::document(report.page()?);
     let name = arguments.output.display().to_string();
@@ -81,8 +81,8 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     Ok(())
 }
 
-impl<'a> Report<'a> {
-    fn of(loaded: &'a Loaded, chip: &'a Chip, device_walk: &'a DeviceWalk<'a>) -> Report<'a> {
+impl<'a> Page<'a> {
+    fn of(loaded: &'a Loaded, chip: &'a Chip, device_walk: &'a DeviceWalk<'a>) -> Page<'a> {
         let sources = Sources::of(&loaded.module);
         let walk = device_walk.walk();
         let cost = cost_of_walk(device_walk, sources, &CostOptions::devices(loaded.devices).on(chip));
@@ -96,7 +96,7 @@ impl<'a> Report<'a> {
                 groups.push(axes);
             }
         }
-        Report { loaded, chip, walk, cost, collectives, memory: crate::memory::of(loaded), step, measured, groups }
+        Page { loaded, chip, walk, cost, collectives, memory: crate::memory::of(loaded), step, measured, groups }
     }
 
     fn page(&self) -> Result<Markup> {

@@ -4,12 +4,12 @@ use anyhow::Result;
 use maud::{Markup, html};
 use meshloom_analysis::pipelines::{self, Item, LoopSchedule, Order, Pipeline, PipelineLoop};
 
-use super::Report;
+use super::Page;
 use crate::markup::html::section;
 use crate::markup::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 use crate::output::{human_bytes, plural};
 
-pub fn render(report: &Report) -> Result<Option<Markup>> {
+pub fn render(report: &Page) -> Result<Option<Markup>> {
     // A run config states its pipeline, so nothing needs to be inferred.
     if let Some(section) = report.loaded.run.as_ref().map_or(Ok(None), |run| run.pipeline_section())? {
         return Ok(Some(section));

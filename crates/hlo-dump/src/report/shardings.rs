@@ -6,11 +6,11 @@ use indexmap::IndexMap;
 use maud::{Markup, html};
 use meshloom_analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
-use super::Report;
+use super::Page;
 use crate::markup::html::{Cell, section, table};
 use crate::run::Row;
 
-pub fn render(report: &Report) -> Markup {
+pub fn render(report: &Page) -> Markup {
     let loaded = report.loaded;
     let stated = || shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect();
     // Values with the same name at one place, such as keys and values, share a row.

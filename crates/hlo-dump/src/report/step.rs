@@ -33,7 +33,7 @@ pub fn lanes(walk: &Walk<'_>, cost: &ModuleCost, collectives: &ModuleCollectives
 
 /// A schedule of a computation, from 0.
 #[derive(Default)]
-struct Plan {
+struct StepSchedule {
     seconds: f64,
     /// The spans by number of their lane.
     spans: Vec<(usize, Span)>,
@@ -68,9 +68,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the schedule of one execution of a place.
-    fn place(&self, number: usize, depth: usize) -> Plan {
+    fn place(&self, number: usize, depth: usize) -> StepSchedule {
         let places = self.walk.places();
-        let (Some(place), true) = (places.get(number), depth < DEEPEST) else { return Plan::default() };
+        let (Some(place), true) = (places.get(number), depth < DEEPEST) else { return StepSchedule::default() };
         let mut callees: FxHashMap<i64, Vec<usize>> = FxHashMap::default();
         for callee in place.callees.clone() {
             let caller = places.get(callee).and_then(|callee| callee.caller);
@@ -84,7 +84,7 @@ impl<'a> Planner<'a> {
             self.instruction(&mut clock, name, instruction, called, executions, depth);
         }
         let last = clock.links.iter().copied().fold(clock.now, f64::max);
-        Plan { seconds: last, ..clock.plan }
+        StepSchedule { seconds: last, ..clock.plan }
     }
 
     fn instruction(
@@ -210,7 +210,7 @@ struct Clock {
     links: Vec<f64>,
     /// The times at which started instructions will be done, by the id of the instruction that started them.
     pending: FxHashMap<i64, f64>,
-    plan: Plan,
+    plan: StepSchedule,
 }
 
 impl Clock {
@@ -245,7 +245,7 @@ impl Clock {
     }
 
     /// Adds another schedule, stretched by a factor, with its loops nested deeper.
-    fn append(&mut self, plan: Plan, times: f64, loops: usize) {
+    fn append(&mut self, plan: StepSchedule, times: f64, loops: usize) {
         let start = self.now;
         let moved = |time: f64| start + time * times;
         self.plan.spans.extend(

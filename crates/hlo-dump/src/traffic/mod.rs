@@ -11,7 +11,7 @@ use meshloom_analysis::AxisPart;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
-use self::series::{Row, Series};
+use self::series::{Series, StepRow};
 use crate::arguments::{Input, Traffic};
 use crate::input::{Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
@@ -38,7 +38,7 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
     }
     first.print_title();
     line(&format!("what each device sends over {axis}, by step"));
-    let most = series.iter().flat_map(|it| &it.rows).filter_map(Row::most).max().unwrap_or(0);
+    let most = series.iter().flat_map(|it| &it.rows).filter_map(StepRow::most).max().unwrap_or(0);
     series.iter().for_each(|it| print(it, most, arguments.limit));
     print_comparison(&series);
     Ok(())
@@ -89,8 +89,8 @@ fn print(series: &Series, most: u64, limit: usize) {
     line("");
     line(&paint(BOLD, &series.title()));
     let rows = folded(&series.rows);
-    let in_loops = |row: &Row| row.in_loops().filter(|it| it.most != Some(0)).map(output::bounds_of_bytes);
-    let spread = |row: &Row| row.spread_bytes.map(|bytes| output::human_bytes(bytes.round() as u64));
+    let in_loops = |row: &StepRow| row.in_loops().filter(|it| it.most != Some(0)).map(output::bounds_of_bytes);
+    let spread = |row: &StepRow| row.spread_bytes.map(|bytes| output::human_bytes(bytes.round() as u64));
     let table = Table::of(&rows)
         .number("step", |(steps, _)| steps)
         .text("after it", |(_, row)| row.event())
@@ -112,9 +112,9 @@ fn print(series: &Series, most: u64, limit: usize) {
 }
 
 /// Returns rows that follow one another and are alike as one: `4..7`.
-fn folded(rows: &[Row]) -> Vec<(String, &Row)> {
-    let runs = rows.chunk_by(Row::is_like);
-    let name = |run: &[Row]| match run {
+fn folded(rows: &[StepRow]) -> Vec<(String, &StepRow)> {
+    let runs = rows.chunk_by(StepRow::is_like);
+    let name = |run: &[StepRow]| match run {
         [only] => only.step.to_string(),
         run => format!("{}..{}", run[0].step, run[run.len() - 1].step),
     };

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use maud::PreEscaped;
 
-use super::series::{Row, Series};
+use super::series::{Series, StepRow};
 use crate::markup::chart::{COLORS, alone, byte_ticks};
 use crate::output::{self, human_bytes};
 
@@ -156,7 +156,7 @@ impl Chart {
     }
 }
 
-fn title(series: &Series, row: &Row) -> String {
+fn title(series: &Series, row: &StepRow) -> String {
     let event = row.event();
     let what = if event.is_empty() { String::new() } else { format!(" ({event})") };
     format!("{}, step {}: {}{what}", series.name, row.step, row.most().map_or("?".to_owned(), human_bytes))

@@ -35,7 +35,7 @@ pub struct Series {
     #[serde(skip)]
     in_unknown_loops: usize,
     #[serde(rename = "steps")]
-    pub rows: Vec<Row>,
+    pub rows: Vec<StepRow>,
     /// The bytes of the step with most, at most and at least.
     peak_bytes: Option<u64>,
     peak_bytes_least: u64,
@@ -46,7 +46,7 @@ pub struct Series {
 
 /// A step. The first is step 1, with no step done before.
 #[derive(Serialize)]
-pub struct Row {
+pub struct StepRow {
     pub step: u64,
     /// The DiLoCo fragment that is sent after it, and the one that comes in: `all` or `fragment 2`.
     sent: Option<String>,
@@ -60,10 +60,10 @@ pub struct Row {
     pub spread_bytes: Option<f64>,
 }
 
-impl Row {
-    pub(crate) fn of(found: &StepTraffic, (sent, applied): Event) -> Row {
+impl StepRow {
+    pub(crate) fn of(found: &StepTraffic, (sent, applied): Event) -> StepRow {
         let StepTraffic { counter, executions, moved_bytes, moved_in_loops } = found;
-        Row {
+        StepRow {
             step: counter + 1,
             sent,
             applied,
@@ -97,7 +97,7 @@ impl Row {
         sent.into_iter().chain(applied).collect::<Vec<_>>().join(", ")
     }
 
-    pub fn is_like(&self, other: &Row) -> bool {
+    pub fn is_like(&self, other: &StepRow) -> bool {
         (self.executions().most, self.moved_bytes()) == (other.executions().most, other.moved_bytes())
             && (&self.sent, &self.applied) == (&other.sent, &other.applied)
             && self.spread_bytes == other.spread_bytes
@@ -218,14 +218,14 @@ fn series(
         let at = usize::try_from(step).unwrap_or(usize::MAX);
         diloco.as_ref().map(|diloco| (diloco.after_step)(at)).unwrap_or_default()
     };
-    let mut rows: Vec<Row> = found.iter().map(|found| Row::of(found, event(found.counter + 1))).collect();
+    let mut rows: Vec<StepRow> = found.iter().map(|found| StepRow::of(found, event(found.counter + 1))).collect();
     if let Some(gbps) = arguments.gbps {
         rows.iter_mut().for_each(|row| row.seconds = row.most().map(|bytes| bytes as f64 * 8.0 / (gbps * 1e9)));
     }
     if let Some(diloco) = &diloco {
         spread(&mut rows, diloco.overlap_steps, diloco.period);
     }
-    let bytes = rows.iter().map(Row::most);
+    let bytes = rows.iter().map(StepRow::most);
     let peak_bytes = bytes.clone().try_fold(0, |most: u64, it| Some(most.max(it?)));
     let total_bytes = bytes.clone().try_fold(0u64, |sum, it| Some(sum.saturating_add(it?)));
     Ok(Series {
@@ -245,12 +245,12 @@ fn series(
 
 /// Applies the model of overlap: the bytes sent after a step travel in equal parts during the `tau` steps that follow.
 /// It shows the steady state, so the first steps include bytes that the previous period sent.
-pub(crate) fn spread(rows: &mut [Row], overlap: usize, period: usize) {
+pub(crate) fn spread(rows: &mut [StepRow], overlap: usize, period: usize) {
     // The model needs a whole period, to know what was sent before the first step.
     if overlap == 0 || rows.len() < period {
         return;
     }
-    let sent: Option<Vec<u64>> = rows.iter().map(Row::most).collect();
+    let sent: Option<Vec<u64>> = rows.iter().map(StepRow::most).collect();
     let Some(sent) = sent else { return };
     for (index, row) in rows.iter_mut().enumerate() {
         let before = (1..=overlap).map(|back| match index.checked_sub(back) {

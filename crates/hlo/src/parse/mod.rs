@@ -54,7 +54,7 @@ pub(crate) use shape::{array, is_compatible, tuple};
 /// The limits on what a text may ask of its reader. All are generous: they are there for texts that were made to do
 /// harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TextLimits {
     /// Bytes of the text.
     pub bytes: usize,
     /// How deep tuples, operands, computations in attributes and modules in attributes may nest together. Readers of
@@ -69,13 +69,13 @@ pub struct Limits {
     pub memory_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for TextLimits {
     fn default() -> Self {
-        Limits { bytes: 16 << 30, nesting: 64, literal_elements: 1 << 30, memory_ratio: 20, memory_bytes: 40 << 20 }
+        TextLimits { bytes: 16 << 30, nesting: 64, literal_elements: 1 << 30, memory_ratio: 20, memory_bytes: 40 << 20 }
     }
 }
 
-impl Limits {
+impl TextLimits {
     /// Refuses a text that is too long.
     pub(crate) fn check(&self, text: &str) -> Result<()> {
         match text.len() > self.bytes {
@@ -90,28 +90,28 @@ const LIST_ITEM: usize = 8;
 
 /// Reads a module.
 pub fn parse(text: &str) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
-    parse_with(text, &Limits::default())
+    parse_with(text, &TextLimits::default())
 }
 
 /// Like [`parse`], for bytes that may not be UTF-8; that is an error like others.
-pub fn parse_bytes(text: &[u8], limits: &Limits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
+pub fn parse_bytes(text: &[u8], limits: &TextLimits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
     let advice = |byte| format!("HLO text is, and has other bytes in strings as \\{byte:03o}");
     located(text, || read(utf8(text, advice)?, limits))
 }
 
 /// Like [`parse`], with limits of one's own.
-pub fn parse_with(text: &str, limits: &Limits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
+pub fn parse_with(text: &str, limits: &TextLimits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
     located(text.as_bytes(), || read(text, limits))
 }
 
-fn read(text: &str, limits: &Limits) -> Result<HloModuleProtoWithConfig> {
+fn read(text: &str, limits: &TextLimits) -> Result<HloModuleProtoWithConfig> {
     limits.check(text)?;
     Parser::new(Lexer::new(text), limits, 0).module()
 }
 
 /// A sharding as HLO text has it, which is how StableHLO has it in a string.
 pub(crate) fn parse_sharding(text: &str) -> std::result::Result<OpSharding, String> {
-    let limits = Limits::default();
+    let limits = TextLimits::default();
     let mut parser = Parser::new(Lexer::new(text), &limits, 0);
     let read = OpSharding::read(&mut parser).map_err(|fault| fault.message)?;
     match parser.lexer.is_at_end() {
@@ -123,7 +123,7 @@ pub(crate) fn parse_sharding(text: &str) -> std::result::Result<OpSharding, Stri
 /// The state of reading one text. Each file of this module adds the methods for one part of the grammar.
 pub(crate) struct Parser<'a> {
     pub(crate) lexer: Lexer<'a>,
-    pub(crate) limits: &'a Limits,
+    pub(crate) limits: &'a TextLimits,
     /// The number of nested constructs that are open.
     depth: usize,
     /// Complete computations; the id of each is its place.
@@ -147,7 +147,7 @@ pub(crate) struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    fn new(lexer: Lexer<'a>, limits: &'a Limits, depth: usize) -> Self {
+    fn new(lexer: Lexer<'a>, limits: &'a TextLimits, depth: usize) -> Self {
         Parser {
             limits,
             depth,

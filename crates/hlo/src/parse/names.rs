@@ -10,7 +10,7 @@ use crate::proto::HloModuleProto;
 ///
 /// [`parse`](super::parse) does not do it, so that a reader finds the names that are in the text.
 pub fn make_names_unique(module: &mut HloModuleProto) {
-    let mut bases: FxHashMap<String, Numbers> = FxHashMap::default();
+    let mut bases: FxHashMap<String, TakenNumbers> = FxHashMap::default();
     let instructions = module.computations.iter_mut().flat_map(|computation| &mut computation.instructions);
     for instruction in instructions {
         let (base, number) = split(&instruction.name);
@@ -24,12 +24,12 @@ pub fn make_names_unique(module: &mut HloModuleProto) {
 
 /// The numbers of a base that are taken; 0 is the base alone.
 #[derive(Default)]
-struct Numbers {
+struct TakenNumbers {
     taken: FxHashSet<u64>,
     next: u64,
 }
 
-impl Numbers {
+impl TakenNumbers {
     fn take(&mut self, number: u64) -> u64 {
         if self.taken.insert(number) {
             return number;

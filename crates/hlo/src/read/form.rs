@@ -63,9 +63,9 @@ fn is_config(bytes: &[u8]) -> bool {
 
 /// The kind of message that some bytes are, as far as it matters for how large they get.
 #[derive(Clone, Copy)]
-enum Kind {
+enum MessageKind {
     /// A message around a module, in that field.
-    Around(u64, &'static Kind),
+    Around(u64, &'static MessageKind),
     /// An HloProto: a module and buffers.
     HloProto,
     Module,
@@ -79,40 +79,40 @@ enum Kind {
     Leaf(usize),
 }
 
-impl Kind {
+impl MessageKind {
     /// The kind of a field, where the field is a message whose size matters.
-    fn inside(self, field: u64) -> Option<Kind> {
+    fn inside(self, field: u64) -> Option<MessageKind> {
         Some(match (self, field) {
-            (Kind::Around(number, kind), field) if field == number => *kind,
-            (Kind::HloProto, 1) => Kind::Module,
-            (Kind::HloProto, 3) => Kind::Buffers,
-            (Kind::Module, 3) => Kind::Computation,
-            (Kind::Module, 12 | 14) => Kind::Sharding,
-            (Kind::Module, 4) | (Kind::Computation, 4) => Kind::Leaf(size_of::<ShapeProto>()),
-            (Kind::Computation, 2) => Kind::Instruction,
-            (Kind::Instruction, 3) => Kind::Shape,
-            (Kind::Instruction, 8) => Kind::Literal,
-            (Kind::Instruction, 40) => Kind::Sharding,
-            (Kind::Instruction, 49 | 52 | 17 | 74) => Kind::Leaf(size_of::<ReplicaGroup>()),
-            (Kind::Instruction, _) => Kind::Leaf(64),
-            (Kind::Shape, 4) => Kind::Shape,
-            (Kind::Sharding, 2) => Kind::Shape,
-            (Kind::Sharding, 5) => Kind::Sharding,
-            (Kind::Literal, 10) => Kind::Literal,
-            (Kind::Buffers, _) => Kind::Leaf(size_of::<LogicalBufferProto>()),
+            (MessageKind::Around(number, kind), field) if field == number => *kind,
+            (MessageKind::HloProto, 1) => MessageKind::Module,
+            (MessageKind::HloProto, 3) => MessageKind::Buffers,
+            (MessageKind::Module, 3) => MessageKind::Computation,
+            (MessageKind::Module, 12 | 14) => MessageKind::Sharding,
+            (MessageKind::Module, 4) | (MessageKind::Computation, 4) => MessageKind::Leaf(size_of::<ShapeProto>()),
+            (MessageKind::Computation, 2) => MessageKind::Instruction,
+            (MessageKind::Instruction, 3) => MessageKind::Shape,
+            (MessageKind::Instruction, 8) => MessageKind::Literal,
+            (MessageKind::Instruction, 40) => MessageKind::Sharding,
+            (MessageKind::Instruction, 49 | 52 | 17 | 74) => MessageKind::Leaf(size_of::<ReplicaGroup>()),
+            (MessageKind::Instruction, _) => MessageKind::Leaf(64),
+            (MessageKind::Shape, 4) => MessageKind::Shape,
+            (MessageKind::Sharding, 2) => MessageKind::Shape,
+            (MessageKind::Sharding, 5) => MessageKind::Sharding,
+            (MessageKind::Literal, 10) => MessageKind::Literal,
+            (MessageKind::Buffers, _) => MessageKind::Leaf(size_of::<LogicalBufferProto>()),
             _ => return None,
         })
     }
 
     fn size(self) -> usize {
         match self {
-            Kind::Around(..) | Kind::HloProto | Kind::Module | Kind::Buffers => 0,
-            Kind::Computation => size_of::<HloComputationProto>(),
-            Kind::Instruction => size_of::<HloInstructionProto>(),
-            Kind::Shape => size_of::<ShapeProto>(),
-            Kind::Sharding => size_of::<OpSharding>(),
-            Kind::Literal => size_of::<LiteralProto>(),
-            Kind::Leaf(size) => size,
+            MessageKind::Around(..) | MessageKind::HloProto | MessageKind::Module | MessageKind::Buffers => 0,
+            MessageKind::Computation => size_of::<HloComputationProto>(),
+            MessageKind::Instruction => size_of::<HloInstructionProto>(),
+            MessageKind::Shape => size_of::<ShapeProto>(),
+            MessageKind::Sharding => size_of::<OpSharding>(),
+            MessageKind::Literal => size_of::<LiteralProto>(),
+            MessageKind::Leaf(size) => size,
         }
     }
 }
@@ -121,17 +121,17 @@ impl Kind {
 /// Vectors grow by doubling, so it may briefly be twice as much.
 pub(super) fn decoded_bytes(bytes: &[u8], form: Form) -> u64 {
     let kind = match form {
-        Form::Text | Form::StableHlo | Form::Module => Kind::Module,
-        Form::HloProto => Kind::HloProto,
-        Form::ModuleWithConfig | Form::UnoptimizedSnapshot => Kind::Around(1, &Kind::Module),
-        Form::Snapshot => Kind::Around(1, &Kind::HloProto),
+        Form::Text | Form::StableHlo | Form::Module => MessageKind::Module,
+        Form::HloProto => MessageKind::HloProto,
+        Form::ModuleWithConfig | Form::UnoptimizedSnapshot => MessageKind::Around(1, &MessageKind::Module),
+        Form::Snapshot => MessageKind::Around(1, &MessageKind::HloProto),
     };
     let mut sum = 0u64;
     let mut stack = vec![(bytes, kind)];
     while let Some((bytes, kind)) = stack.pop() {
         // Strings and packed lists take no more than a few times their bytes.
         sum = sum.saturating_add(kind.size() as u64).saturating_add(bytes.len() as u64);
-        if matches!(kind, Kind::Leaf(_)) {
+        if matches!(kind, MessageKind::Leaf(_)) {
             continue;
         }
         for field in fields(bytes).map_while(|field| field) {

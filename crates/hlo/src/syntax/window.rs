@@ -7,7 +7,7 @@ use crate::proto::{PaddingConfig, Window, WindowDimension};
 use crate::text::Printer;
 
 /// A part of a window: a number for each dimension.
-struct Part {
+struct WindowField {
     name: &'static str,
     /// The number where nothing is written.
     neutral: i64,
@@ -17,7 +17,7 @@ struct Part {
 
 macro_rules! part {
     ($name:literal $neutral:literal $field:ident) => {
-        Part {
+        WindowField {
             name: $name,
             neutral: $neutral,
             get: |dimension| dimension.$field,
@@ -27,12 +27,12 @@ macro_rules! part {
 }
 
 /// The parts in their order; the padding comes after the first two.
-const PARTS: [Part; 5] = [
+const PARTS: [WindowField; 5] = [
     part!("size" 1 size),
     part!("stride" 1 stride),
     part!("lhs_dilate" 1 base_dilation),
     part!("rhs_dilate" 1 window_dilation),
-    Part {
+    WindowField {
         name: "rhs_reversal",
         neutral: 0,
         get: |dimension| dimension.window_reversal.into(),
@@ -46,7 +46,7 @@ fn is_pattern(byte: u8) -> bool {
 }
 
 impl Printer<'_> {
-    fn window_part(&mut self, part: &Part, dimensions: &[WindowDimension]) {
+    fn window_part(&mut self, part: &WindowField, dimensions: &[WindowDimension]) {
         let is_size = part.name == "size";
         if is_size || dimensions.iter().any(|dimension| (part.get)(dimension) != part.neutral) {
             emit!(self, if is_size { "" } else { " " }, part.name, "=");

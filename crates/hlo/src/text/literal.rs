@@ -12,7 +12,7 @@ const MAX_EMPTY_ROWS: u64 = 1 << 16;
 const MAX_RANK: usize = 64;
 
 /// The place of each logical index in memory, and the state of the walk.
-struct Walk<'a> {
+struct LogicalOrder<'a> {
     dimensions: &'a [i64],
     strides: Vec<usize>,
     element: &'a PrintElement<'a>,
@@ -66,13 +66,14 @@ impl Printer<'_> {
         }
         with_elements(literal, shape, count, |element| {
             let indices = Vec::with_capacity(shape.dimensions.len());
-            let mut walk = Walk { dimensions: &shape.dimensions, strides: element_strides(shape), element, indices };
+            let mut walk =
+                LogicalOrder { dimensions: &shape.dimensions, strides: element_strides(shape), element, indices };
             self.literal_level(&mut walk, 0);
         })
     }
 
     /// Prints the dimension at the depth that `walk.indices` has reached.
-    fn literal_level(&mut self, walk: &mut Walk<'_>, position: usize) {
+    fn literal_level(&mut self, walk: &mut LogicalOrder<'_>, position: usize) {
         let rank = walk.dimensions.len();
         let depth = walk.indices.len();
         let Some(&size) = walk.dimensions.get(depth) else {

@@ -8,7 +8,7 @@ use meshloom_nn::{
 use super::common::{activation, epsilon, experts, rope, rope_section, rope_type, yarn_magnitude};
 use super::fields::{Fields, MOST_LAYERS, fits};
 use super::keys::{Key, Shared};
-use super::{Family, FamilyError, Names, llama};
+use super::{Family, FamilyError, LayerNames, llama};
 
 pub(super) const DEEPSEEK_V3: Family = Family {
     model_type: "deepseek_v3",
@@ -36,7 +36,7 @@ pub(super) const DEEPSEEK_V3: Family = Family {
         Key::count(FURTHER, 0).or_null(),
     ],
     describe,
-    names: Names { router: "mlp.gate", ..Names::LLAMA },
+    names: LayerNames { router: "mlp.gate", ..LayerNames::LLAMA },
 };
 
 /// The number of layers that predict further tokens.

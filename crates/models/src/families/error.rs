@@ -21,8 +21,8 @@ pub enum FamilyError {
         /// The fault of the file.
         fault: ConfigFault,
     },
-    /// No preset has this name.
-    #[error("there is no preset {found:?}{hint}; there are {}", known.join(", "))]
+    /// No model has this name.
+    #[error("there is no model {found:?}{hint}; there are {}", known.join(", "))]
     UnknownPreset {
         /// The name.
         found: String,

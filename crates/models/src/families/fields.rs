@@ -19,7 +19,7 @@ pub const MOST_LAYERS: usize = 1000;
 pub(super) struct Fields<'j> {
     file: &'j str,
     /// Where values are looked for, the first first.
-    sources: Vec<Source<'j>>,
+    sources: Vec<FieldsOf<'j>>,
     /// The keys that the family knows; those of sections are not among them.
     keys: &'j [Key],
     used: Rc<RefCell<BTreeSet<String>>>,
@@ -27,7 +27,7 @@ pub(super) struct Fields<'j> {
 
 /// An object that has values of keys.
 #[derive(Clone, Debug)]
-struct Source<'j> {
+struct FieldsOf<'j> {
     /// The sections that it is in, each with a dot behind it.
     within: String,
     object: &'j Map<String, Value>,
@@ -46,8 +46,8 @@ impl<'j> Fields<'j> {
         missing: &'j Map<String, Value>,
     ) -> Fields<'j> {
         let within = within.to_owned();
-        let written = Source { within: within.clone(), object, is_written: true };
-        let sources = vec![written, Source { within, object: missing, is_written: false }];
+        let written = FieldsOf { within: within.clone(), object, is_written: true };
+        let sources = vec![written, FieldsOf { within, object: missing, is_written: false }];
         Fields { file, sources, keys, used: Rc::default() }
     }
 
@@ -96,7 +96,7 @@ impl<'j> Fields<'j> {
         if self.has(second) { second } else { key }
     }
 
-    fn find(&self, key: &str) -> Option<(&Source<'j>, &'j Value)> {
+    fn find(&self, key: &str) -> Option<(&FieldsOf<'j>, &'j Value)> {
         let mut first = None;
         for source in &self.sources {
             let Some(value) = source.object.get(key) else { continue };
@@ -161,7 +161,7 @@ impl<'j> Fields<'j> {
     pub(super) fn section(&self, key: &str) -> Result<Option<Fields<'j>>, FamilyError> {
         let Some(object) = self.typed(key, "an object", Value::as_object)? else { return Ok(None) };
         let is_written = self.is_written(key);
-        let sources = vec![Source { within: format!("{}.", self.path(key)), object, is_written }];
+        let sources = vec![FieldsOf { within: format!("{}.", self.path(key)), object, is_written }];
         // So that keys in it count one by one.
         let path = format!("{}.", self.path(key));
         self.used.borrow_mut().insert(path);

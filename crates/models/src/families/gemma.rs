@@ -9,7 +9,7 @@ use super::common::{
 };
 use super::fields::Fields;
 use super::keys::{Key, Missing, Shared};
-use super::{Family, FamilyError, Names, llama};
+use super::{Family, FamilyError, LayerNames, llama};
 
 pub(super) const GEMMA2: Family = Family {
     model_type: "gemma2",
@@ -25,7 +25,7 @@ pub(super) const GEMMA2: Family = Family {
         Key::number("attn_logit_softcapping", 50.0).or_null(),
     ],
     describe: gemma2,
-    names: Names::GEMMA,
+    names: LayerNames::GEMMA,
 };
 
 pub(super) const GEMMA3: Family = Family {
@@ -44,7 +44,7 @@ pub(super) const GEMMA3: Family = Family {
         Key::flag("use_bidirectional_attention", false).or_null(),
     ],
     describe: gemma3,
-    names: Names::GEMMA,
+    names: LayerNames::GEMMA,
 };
 
 /// Frequencies that are not stretched.

@@ -7,7 +7,7 @@ use meshloom_nn::{
 use super::common::{epsilon, experts, grouped, head_dim, rope, windows};
 use super::fields::Fields;
 use super::keys::{Key, Missing, Shared};
-use super::{ExpertNames, Family, FamilyError, Names, llama};
+use super::{ExpertNames, Family, FamilyError, LayerNames, llama};
 
 pub(super) const GPT_OSS: Family = Family {
     model_type: "gpt_oss",
@@ -35,7 +35,11 @@ pub(super) const GPT_OSS: Family = Family {
         Key::number("swiglu_limit", 7.0),
     ],
     describe,
-    names: Names { router: "mlp.router", experts: ExpertNames::Together { within: "mlp.experts" }, ..Names::LLAMA },
+    names: LayerNames {
+        router: "mlp.router",
+        experts: ExpertNames::Together { within: "mlp.experts" },
+        ..LayerNames::LLAMA
+    },
 };
 
 /// The slope of the logistic function in gates, as [`Activation::Clamped`] has it.

@@ -8,7 +8,7 @@ use meshloom_nn::{Architecture, FeedForwardConfig, GroupedConfig, LayerConfig, M
 use super::common::{activation, epsilon, experts, grouped, head_dim, heads_divide_width, rope, windows};
 use super::fields::Fields;
 use super::keys::{Key, Shared};
-use super::{ExpertNames, Family, FamilyError, Names};
+use super::{ExpertNames, Family, FamilyError, LayerNames};
 
 const ACTIVATION: Key = Key::text("hidden_act", "silu");
 
@@ -22,7 +22,7 @@ pub(super) const LLAMA: Family = Family {
         fields.refuse_flag("mlp_bias")?;
         architecture(fields, Stack::uniform(layer(fields, |grouped| grouped)?, fields.layer_count()?))
     },
-    names: Names::LLAMA,
+    names: LayerNames::LLAMA,
 };
 
 pub(super) const MISTRAL: Family = Family {
@@ -30,7 +30,7 @@ pub(super) const MISTRAL: Family = Family {
     shared: Shared::new([32_000, 4096, 14_336, 32, 32, 4096 * 32], 1e-6, 1e4, false),
     keys: &[ACTIVATION, Key::count("num_key_value_heads", 8), Key::count("sliding_window", 4096).or_null()],
     describe: |fields| architecture(fields, Stack::uniform(mistral(fields)?, fields.layer_count()?)),
-    names: Names::LLAMA,
+    names: LayerNames::LLAMA,
 };
 
 pub(super) const MIXTRAL: Family = Family {
@@ -53,10 +53,10 @@ pub(super) const MIXTRAL: Family = Family {
         let layer = LayerConfig { feed_forward: FeedForwardConfig::Routed(routed), ..mistral(fields)? };
         architecture(fields, Stack::uniform(layer, fields.layer_count()?))
     },
-    names: Names {
+    names: LayerNames {
         router: "block_sparse_moe.gate",
         experts: ExpertNames::Each { within: "block_sparse_moe.experts", gate: "w1", up: "w3", down: "w2" },
-        ..Names::LLAMA
+        ..LayerNames::LLAMA
     },
 };
 
@@ -71,7 +71,7 @@ pub(super) const QWEN2: Family = Family {
         Key::count("max_window_layers", 28),
     ],
     describe: |fields| windowed(fields, |grouped| GroupedConfig { bias: true, ..grouped }),
-    names: Names::LLAMA,
+    names: LayerNames::LLAMA,
 };
 
 pub(super) const QWEN3: Family = Family {
@@ -90,7 +90,7 @@ pub(super) const QWEN3: Family = Family {
         let norm = head_norm(fields)?;
         windowed(fields, |grouped| GroupedConfig { head_norms: Some(norm), ..grouped })
     },
-    names: Names::LLAMA,
+    names: LayerNames::LLAMA,
 };
 
 pub(super) const QWEN3_MOE: Family = Family {
@@ -109,7 +109,7 @@ pub(super) const QWEN3_MOE: Family = Family {
         Key::flag("norm_topk_prob", false),
     ],
     describe: qwen3_moe,
-    names: Names { router: "mlp.gate", ..Names::LLAMA },
+    names: LayerNames { router: "mlp.gate", ..LayerNames::LLAMA },
 };
 
 /// A layer of Llama with its attention changed.

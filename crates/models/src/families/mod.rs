@@ -2,7 +2,7 @@
 //! weights.
 //!
 //! A family is a `Family`: its `model_type`, its keys with what they are where a file does not have them, a function
-//! from the keys to an [`Architecture`], and the `Names` of its tensors. Adding one adds a `Family` here, a row to
+//! from the keys to an [`Architecture`], and the `LayerNames` of its tensors. Adding one adds a `Family` here, a row to
 //! `FAMILIES` and a golden to `tests/oracle/families`.
 
 mod common;
@@ -14,15 +14,15 @@ mod gpt_oss;
 pub mod json;
 mod keys;
 mod llama;
-mod presets;
+mod named_models;
 pub mod size;
 mod tensors;
 
 pub use error::{ConfigFault, FamilyError};
 pub use fields::MOST_LAYERS;
-pub use presets::{PRESETS, preset};
+pub use named_models::{NAMED_MODELS, named_model};
 pub(crate) use tensors::Form;
-pub use tensors::{Part, TensorsOf};
+pub use tensors::{TensorPart, TensorsOf};
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ struct Family {
     keys: &'static [Key],
     /// Makes the architecture of a model from the keys of its `config.json`.
     describe: fn(&Fields<'_>) -> Result<Architecture, FamilyError>,
-    names: Names,
+    names: LayerNames,
 }
 
 const FAMILIES: [&Family; 10] = [
@@ -66,7 +66,7 @@ const FAMILIES: [&Family; 10] = [
 
 /// The names of a family's tensors, within a layer, where families differ.
 #[derive(Clone, Copy, Debug)]
-struct Names {
+struct LayerNames {
     mlp_norm: &'static str,
     post_attention_norm: &'static str,
     post_mlp_norm: &'static str,
@@ -83,8 +83,8 @@ enum ExpertNames {
     Together { within: &'static str },
 }
 
-impl Names {
-    const LLAMA: Names = Names {
+impl LayerNames {
+    const LLAMA: LayerNames = LayerNames {
         mlp_norm: "post_attention_layernorm",
         post_attention_norm: "",
         post_mlp_norm: "",
@@ -92,11 +92,11 @@ impl Names {
         experts: ExpertNames::Each { within: "mlp.experts", gate: "gate_proj", up: "up_proj", down: "down_proj" },
     };
 
-    const GEMMA: Names = Names {
+    const GEMMA: LayerNames = LayerNames {
         mlp_norm: "pre_feedforward_layernorm",
         post_attention_norm: "post_attention_layernorm",
         post_mlp_norm: "post_feedforward_layernorm",
-        ..Names::LLAMA
+        ..LayerNames::LLAMA
     };
 }
 
@@ -120,7 +120,7 @@ pub struct Published {
     pub unknown_keys: Vec<String>,
     /// The block of an FP8 checkpoint, in rows and columns, if the file says.
     pub(crate) fp8_block: Option<[usize; 2]>,
-    names: Names,
+    names: LayerNames,
 }
 
 /// Keys that do not change what a model computes.

@@ -2,7 +2,7 @@
 
 use std::iter::once;
 
-use super::{ExpertNames, Names, Published};
+use super::{ExpertNames, LayerNames, Published};
 use meshloom::trace::{LayerPath, Tree};
 use meshloom_nn::{Architecture, AttentionConfig, DecoderConfig, LatentConfig, LayerConfig, RopePairs, further_path};
 
@@ -16,12 +16,12 @@ pub struct TensorsOf {
     /// Dimensions of the parameter.
     pub dims: Vec<usize>,
     /// The tensors, in order. Each of them is an equal share of the parameter's elements.
-    pub parts: Vec<Part>,
+    pub parts: Vec<TensorPart>,
 }
 
 /// A tensor of a published checkpoint, as a parameter sees it.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct TensorPart {
     /// Its name.
     pub tensor: String,
     /// Its dimensions.
@@ -42,7 +42,7 @@ pub(crate) enum Form {
     Alternating(usize),
 }
 
-impl Part {
+impl TensorPart {
     /// The place in the tensor of an element of the parameter, both in row-major order.
     pub fn place(&self, element: usize) -> usize {
         match &self.form {
@@ -104,7 +104,7 @@ impl Published {
     }
 }
 
-fn outside(name: &str, dims: &[usize], architecture: &Architecture) -> Part {
+fn outside(name: &str, dims: &[usize], architecture: &Architecture) -> TensorPart {
     match name {
         "head" => transposed(HEAD.to_owned(), dims[0], architecture.vocab),
         "final_norm" => same("model.norm.weight".to_owned(), dims),
@@ -112,24 +112,24 @@ fn outside(name: &str, dims: &[usize], architecture: &Architecture) -> Part {
     }
 }
 
-fn same(tensor: String, dims: &[usize]) -> Part {
-    Part { tensor, dims: dims.to_vec(), form: Form::Same }
+fn same(tensor: String, dims: &[usize]) -> TensorPart {
+    TensorPart { tensor, dims: dims.to_vec(), form: Form::Same }
 }
 
-fn transposed(tensor: String, inputs: usize, outputs: usize) -> Part {
-    Part { tensor, dims: vec![outputs, inputs], form: Form::Transposed }
+fn transposed(tensor: String, inputs: usize, outputs: usize) -> TensorPart {
+    TensorPart { tensor, dims: vec![outputs, inputs], form: Form::Transposed }
 }
 
 /// Returns the given rows of a tensor `[outputs, inputs]`.
-fn rows(tensor: String, inputs: usize, rows: Vec<usize>, outputs: usize) -> Part {
-    Part { tensor, dims: vec![outputs, inputs], form: Form::Rows(rows) }
+fn rows(tensor: String, inputs: usize, rows: Vec<usize>, outputs: usize) -> TensorPart {
+    TensorPart { tensor, dims: vec![outputs, inputs], form: Form::Rows(rows) }
 }
 
 /// The layer that parameters belong to.
 struct OfLayer<'l> {
     number: usize,
     config: &'l LayerConfig,
-    names: Names,
+    names: LayerNames,
 }
 
 impl OfLayer<'_> {
@@ -138,7 +138,7 @@ impl OfLayer<'_> {
     }
 
     /// The tensors of a parameter, by its path within a layer that predicts further tokens.
-    fn further(&self, within: &str, dims: &[usize]) -> Vec<Part> {
+    fn further(&self, within: &str, dims: &[usize]) -> Vec<TensorPart> {
         match (within, within.strip_prefix("layer.")) {
             (_, Some(within)) => self.parts(within, dims),
             ("embedding_norm", _) => vec![same(self.name("enorm.weight"), dims)],
@@ -149,7 +149,7 @@ impl OfLayer<'_> {
     }
 
     /// The tensors of a parameter, by its path within a layer.
-    fn parts(&self, within: &str, dims: &[usize]) -> Vec<Part> {
+    fn parts(&self, within: &str, dims: &[usize]) -> Vec<TensorPart> {
         // Vectors, and what lies as it does here: biases of heads.
         let vector = |tensor: &str| vec![same(self.name(tensor), &[dims.iter().product()])];
         let linear = |tensor: &str, inputs: usize| {
@@ -194,7 +194,7 @@ impl OfLayer<'_> {
     }
 
     /// The tensor of a parameter of latent attention that has numbers that turn.
-    fn latent(&self, within: &str, dims: &[usize], latent: &LatentConfig) -> Part {
+    fn latent(&self, within: &str, dims: &[usize], latent: &LatentConfig) -> TensorPart {
         let (nope, turned, narrow) = (latent.nope_head_dim, latent.rope_head_dim, latent.kv_lora);
         let turning = |first: usize| {
             let order: Vec<usize> = match latent.rope.pairs {
@@ -218,12 +218,12 @@ impl OfLayer<'_> {
         }
     }
 
-    fn narrow_and_turned(&self, inputs: usize, order: Vec<usize>, outputs: usize) -> Part {
+    fn narrow_and_turned(&self, inputs: usize, order: Vec<usize>, outputs: usize) -> TensorPart {
         rows(self.name("self_attn.kv_a_proj_with_mqa.weight"), inputs, order, outputs)
     }
 
     /// The tensors of a parameter of routed experts.
-    fn experts(&self, within: &str, dims: &[usize]) -> Vec<Part> {
+    fn experts(&self, within: &str, dims: &[usize]) -> Vec<TensorPart> {
         let experts = dims[0];
         match self.names.experts {
             ExpertNames::Each { within: path, gate, up, down } => {
@@ -242,7 +242,7 @@ impl OfLayer<'_> {
             ExpertNames::Together { within: path } => {
                 let last = dims.len() - 1;
                 let doubled: Vec<usize> = dims[..last].iter().copied().chain(once(2 * dims[last])).collect();
-                let alternating = |tensor: &str, first: usize| Part {
+                let alternating = |tensor: &str, first: usize| TensorPart {
                     tensor: self.name(&format!("{path}.{tensor}")),
                     dims: doubled.clone(),
                     form: Form::Alternating(first),

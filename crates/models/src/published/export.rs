@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::dtypes::{DTYPES, Dtypes};
 use super::{ModelFiles, tensor_layout};
-use crate::families::{CONFIG, Part, Published, TensorsOf};
+use crate::families::{CONFIG, Published, TensorPart, TensorsOf};
 use crate::parameters::stored_dtype;
 use crate::weights::{MAX_SHARD_BYTES, TensorSpec, WeightsError, whole, write_weights};
 
@@ -44,13 +44,13 @@ pub struct Exported {
 struct Target<'p> {
     name: &'p str,
     dims: &'p [usize],
-    shares: Vec<Share<'p>>,
+    shares: Vec<ExportShare<'p>>,
 }
 
 /// A parameter, or the share of one, that a tensor contains.
-struct Share<'p> {
+struct ExportShare<'p> {
     parameter: &'p TensorsOf,
-    part: &'p Part,
+    part: &'p TensorPart,
     /// The number of the share, if the parameter is spread over several tensors.
     index: Option<usize>,
 }
@@ -114,7 +114,7 @@ fn targets(parameters: &[TensorsOf]) -> Vec<Target<'_>> {
                 targets.push(Target { name: &part.tensor, dims: &part.dims, shares: Vec::new() });
                 targets.len() - 1
             });
-            targets[place].shares.push(Share { parameter, part, index });
+            targets[place].shares.push(ExportShare { parameter, part, index });
         }
     }
     targets
@@ -144,7 +144,7 @@ impl Target<'_> {
     }
 }
 
-impl Share<'_> {
+impl ExportShare<'_> {
     /// The path of the parameter in a decoder whose layers are each by itself.
     fn path(&self) -> String {
         let numbers = self.parameter.layer.map(|first| LayerNumbers { first, step: None });

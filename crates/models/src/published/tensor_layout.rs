@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::families::{Form, Part};
+use crate::families::{Form, TensorPart};
 use crate::weights::whole;
 
 /// Side of a tile, in elements: the lines of both sides of a transposition stay in the cache.
@@ -23,7 +23,7 @@ macro_rules! of_size {
 /// Appends a box of a parameter of these dimensions. `read` gives the bytes of a box of the tensor, whose elements have
 /// `size` bytes.
 pub(super) fn take<E>(
-    part: &Part,
+    part: &TensorPart,
     (dims, shard): (&[usize], &[Range<usize>]),
     size: usize,
     read: impl FnOnce(&[Range<usize>]) -> Result<Vec<u8>, E>,
@@ -65,7 +65,7 @@ pub(super) fn take<E>(
 }
 
 /// Puts a whole parameter, or the share of it that is of this tensor, into the bytes of the tensor.
-pub(super) fn put(part: &Part, elements: &[u8], size: usize, tensor: &mut [u8]) {
+pub(super) fn put(part: &TensorPart, elements: &[u8], size: usize, tensor: &mut [u8]) {
     match &part.form {
         Form::Same => tensor.copy_from_slice(elements),
         Form::Alternating(first) => {

@@ -29,7 +29,7 @@ pub struct TensorSpec {
 }
 
 #[derive(Serialize)]
-struct Index<'a> {
+struct WrittenIndex<'a> {
     metadata: IndexMetadata,
     weight_map: BTreeMap<&'a str, &'a str>,
 }
@@ -92,7 +92,7 @@ pub fn write_weights<E: From<WeightsError>>(
         file.as_file().sync_all().map_err(|source| failed("sync", &folder.join(name), source))?;
     }
     complete()?;
-    let index = serde_json::to_vec_pretty(&Index { metadata: IndexMetadata { total_size }, weight_map });
+    let index = serde_json::to_vec_pretty(&WrittenIndex { metadata: IndexMetadata { total_size }, weight_map });
     let index = index.map_err(|error| failed("write", &folder.join(INDEX), error.into()))?;
     let is_one = files.len() == 1;
     for (name, file) in files {

@@ -222,7 +222,7 @@ struct Call<'a> {
     element: Element,
     axes: Axes,
     program: Program,
-    lists: Lists,
+    lists: PairLists,
     /// Queries, keys and values.
     operands: Vec<Argument>,
     /// The segments of queries and of keys.
@@ -232,7 +232,7 @@ struct Call<'a> {
 
 /// The prefetched scalars.
 #[derive(Clone, Copy)]
-struct Lists {
+struct PairLists {
     query_block: Argument,
     key_block: Argument,
     flags: Argument,
@@ -268,7 +268,7 @@ impl<'a> Call<'a> {
             }
         };
         let mut program = Program::new(name, &grid);
-        let lists = Lists {
+        let lists = PairLists {
             query_block: program.scalars("query_block", pairs),
             key_block: program.scalars("key_block", pairs),
             flags: program.scalars("flags", pairs),
@@ -414,7 +414,7 @@ impl<'a> Call<'a> {
                 let block = self.axes.block(b, &refs.grid, list);
                 b.scalar(&refs[starts], &block)
             };
-            let Lists { query_block, key_block, .. } = self.lists;
+            let PairLists { query_block, key_block, .. } = self.lists;
             let (query, key) = (start(b, query_block, query_start), start(b, key_block, key_start));
             b.sub(&query, &key)
         });

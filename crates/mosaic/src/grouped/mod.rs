@@ -53,7 +53,7 @@ pub const COMPUTE: i32 = 4;
 
 /// The sizes of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Blocks {
+pub struct GroupedBlocks {
     /// Rows: a multiple of 16 (8 for `f32`), or all.
     pub rows: usize,
     /// The inner dimension: a multiple of 128, or all.
@@ -62,13 +62,13 @@ pub struct Blocks {
     pub columns: usize,
 }
 
-impl Blocks {
+impl GroupedBlocks {
     /// Blocks that both kernels compile with for every TPU from v4 on. Rows must be padded to whole blocks. Matrices
     /// are not: that would copy them. So there are none where a width is large and not a multiple of 128.
-    pub fn new(dtype: DType, rows: usize, inner: usize, columns: usize, groups: usize) -> Option<Blocks> {
+    pub fn new(dtype: DType, rows: usize, inner: usize, columns: usize, groups: usize) -> Option<GroupedBlocks> {
         let limit = if dtype == DType::BF16 { 512 } else { 256 };
         let of_block = rows_of_block(limit, rows / groups.max(1)).min(rows);
-        Some(Blocks { rows: of_block, inner: block(limit, inner)?, columns: block(limit, columns)? })
+        Some(GroupedBlocks { rows: of_block, inner: block(limit, inner)?, columns: block(limit, columns)? })
     }
 }
 
@@ -100,7 +100,7 @@ pub struct Grouped {
     /// Number of groups.
     pub groups: usize,
     /// The sizes of blocks.
-    pub blocks: Blocks,
+    pub blocks: GroupedBlocks,
 }
 
 /// The prefetched scalars.
@@ -156,7 +156,7 @@ impl Grouped {
     }
 
     fn check(&self) -> Result<(), KernelError> {
-        let Blocks { rows, inner, columns } = self.blocks;
+        let GroupedBlocks { rows, inner, columns } = self.blocks;
         if self.groups == 0 || [rows, inner, columns].contains(&0) {
             let what = if self.groups == 0 { "the number of groups" } else { "a block" };
             return Err(KernelError::Range { what, actual: "0".into(), expected: "at least 1" });
@@ -171,7 +171,7 @@ impl Grouped {
     /// [`KernelError`] where shapes and blocks do not fit.
     pub fn by_rows(&self, visits: usize, transposed: bool) -> Result<Kernel, KernelError> {
         self.check()?;
-        let (element, Blocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
+        let (element, GroupedBlocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
         let (steps, column_blocks) = (self.inner / inner, self.columns / columns);
         let grid = [Axis::Parallel(column_blocks), Axis::Counted(visits), Axis::Sequential(steps)];
         let mut program = Program::new("grouped_by_rows", &grid);
@@ -223,7 +223,7 @@ impl Grouped {
     /// [`KernelError`] where shapes and blocks do not fit.
     pub fn by_groups(&self, visits: usize) -> Result<Kernel, KernelError> {
         self.check()?;
-        let (element, Blocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
+        let (element, GroupedBlocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
         let (inner_blocks, column_blocks) = (self.inner / inner, self.columns / columns);
         let grid = [Axis::Parallel(inner_blocks), Axis::Parallel(column_blocks), Axis::Counted(visits)];
         let mut program = Program::new("grouped_by_groups", &grid);

@@ -10,7 +10,7 @@ use super::super::layout::ShardLayout;
 use super::super::options::CompileOptions;
 use super::super::program::ProgramInfo;
 use super::super::topology::Topology;
-use super::protocol::{Answer, Given, Part, Task, Wanted};
+use super::protocol::{Answer, Given, SentLiteral, Task, WantedOutput};
 use super::{Settings, run};
 use meshloom_hlo::{ApiVersion, Literal};
 
@@ -60,7 +60,7 @@ pub fn execute(topology: &Topology, execution: &Execution<'_>, settings: &Settin
         module: module.to_vec(),
         options: (*options).clone(),
         arguments: arguments.iter().map(|(literal, layout)| Given::of(literal, layout)).collect(),
-        outputs: outputs.map(|specs| specs.iter().map(Wanted::of).collect()),
+        outputs: outputs.map(|specs| specs.iter().map(WantedOutput::of).collect()),
         compile_only: *compile_only,
     };
     let answered = run(topology, action, task, settings, |answer| match answer {
@@ -68,7 +68,7 @@ pub fn execute(topology: &Topology, execution: &Execution<'_>, settings: &Settin
         _ => None,
     });
     let (outputs, memory, api_version) = answered?;
-    let outputs = outputs.into_iter().map(Part::literal).collect::<Result<_, _>>()?;
+    let outputs = outputs.into_iter().map(SentLiteral::literal).collect::<Result<_, _>>()?;
     Ok(Executed { outputs, memory, api_version })
 }
 
@@ -77,7 +77,7 @@ pub(in super::super) fn work(
     client: &Client,
     (module, options): (&[u8], &CompileOptions),
     arguments: Vec<Given>,
-    wanted: Option<Vec<Wanted>>,
+    wanted: Option<Vec<WantedOutput>>,
     compile_only: bool,
 ) -> Result<Answer, PjrtError> {
     let executable = client.compile(module, options)?;
@@ -93,10 +93,10 @@ pub(in super::super) fn work(
     }
     let outputs = match wanted {
         Some(wanted) => {
-            let specs = wanted.into_iter().map(Wanted::spec).collect::<Result<Vec<_>, _>>()?;
+            let specs = wanted.into_iter().map(WantedOutput::spec).collect::<Result<Vec<_>, _>>()?;
             let arrays: Vec<&Array> = arrays.iter().collect();
             let results = executable.run(&arrays, &specs)?;
-            results.iter().map(|array| Ok(Part::of(&array.get()?))).collect::<Result<_, PjrtError>>()?
+            results.iter().map(|array| Ok(SentLiteral::of(&array.get()?))).collect::<Result<_, PjrtError>>()?
         }
         None => {
             let of_device = |device: usize| -> Vec<Buffer> {
@@ -104,7 +104,7 @@ pub(in super::super) fn work(
             };
             let lists: Vec<Vec<Buffer>> = (0..executable.devices().len()).map(of_device).collect();
             let results = executable.execute(&lists, &ExecuteOptions::default())?;
-            let parts = results.iter().flatten().map(|buffer| Ok(Part::of(&buffer.to_literal()?)));
+            let parts = results.iter().flatten().map(|buffer| Ok(SentLiteral::of(&buffer.to_literal()?)));
             parts.collect::<Result<_, PjrtError>>()?
         }
     };

@@ -55,7 +55,7 @@ pub(in super::super) enum Task {
         module: Vec<u8>,
         options: CompileOptions,
         arguments: Vec<Given>,
-        outputs: Option<Vec<Wanted>>,
+        outputs: Option<Vec<WantedOutput>>,
         compile_only: bool,
     },
 }
@@ -70,7 +70,7 @@ pub(in super::super) enum Answer {
         said: Box<Said>,
     },
     Executed {
-        outputs: Vec<Part>,
+        outputs: Vec<SentLiteral>,
         memory: Option<MemoryStats>,
         api_version: (i32, i32),
     },
@@ -126,16 +126,16 @@ impl From<Reported> for PjrtError {
 
 /// A literal in a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Part {
+pub(in super::super) struct SentLiteral {
     dtype: String,
     dims: Vec<usize>,
     bytes: Vec<u8>,
 }
 
-impl Part {
-    pub(super) fn of(literal: &Literal) -> Part {
+impl SentLiteral {
+    pub(super) fn of(literal: &Literal) -> SentLiteral {
         let ty = literal.ty();
-        Part { dtype: ty.dtype.to_string(), dims: ty.dims.to_vec(), bytes: literal.bytes().to_vec() }
+        SentLiteral { dtype: ty.dtype.to_string(), dims: ty.dims.to_vec(), bytes: literal.bytes().to_vec() }
     }
 
     pub(super) fn literal(self) -> Result<Literal, PjrtError> {
@@ -153,14 +153,14 @@ fn dtype(name: &str) -> Result<DType, PjrtError> {
 /// An argument in a message.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(in super::super) struct Given {
-    value: Part,
+    value: SentLiteral,
     padded: Vec<usize>,
     boxes: Vec<ShardBox>,
 }
 
 impl Given {
     pub(super) fn of(literal: &Literal, layout: &ShardLayout) -> Given {
-        Given { value: Part::of(literal), padded: layout.dims().to_vec(), boxes: layout.boxes().to_vec() }
+        Given { value: SentLiteral::of(literal), padded: layout.dims().to_vec(), boxes: layout.boxes().to_vec() }
     }
 
     pub(super) fn argument(self) -> Result<(Literal, ShardLayout), PjrtError> {
@@ -172,17 +172,17 @@ impl Given {
 
 /// An output in a message.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Wanted {
+pub(in super::super) struct WantedOutput {
     dtype: String,
     dims: Vec<usize>,
     padded: Vec<usize>,
     boxes: Vec<ShardBox>,
 }
 
-impl Wanted {
-    pub(super) fn of(spec: &ArraySpec) -> Wanted {
+impl WantedOutput {
+    pub(super) fn of(spec: &ArraySpec) -> WantedOutput {
         let (dtype, dims) = (spec.ty.dtype.to_string(), spec.ty.dims.to_vec());
-        Wanted { dtype, dims, padded: spec.layout.dims().to_vec(), boxes: spec.layout.boxes().to_vec() }
+        WantedOutput { dtype, dims, padded: spec.layout.dims().to_vec(), boxes: spec.layout.boxes().to_vec() }
     }
 
     pub(super) fn spec(self) -> Result<ArraySpec, PjrtError> {

@@ -212,7 +212,7 @@ fn is_in(folder: &Path, directory: &Path) -> bool {
 }
 
 /// Reads a whole parameter by its path and its dimensions.
-pub(crate) type ParameterSource = Arc<dyn Fn(&str, &[usize]) -> Result<Literal, CheckpointError> + Send + Sync>;
+pub(crate) type ParameterReader = Arc<dyn Fn(&str, &[usize]) -> Result<Literal, CheckpointError> + Send + Sync>;
 
 /// Writes a checkpoint of parameters alone into a directory that has no checkpoints. Each value is read when it is
 /// written.
@@ -221,7 +221,7 @@ pub(crate) fn write_parameters(
     about: About,
     model: ModelFiles,
     declared: &impl Tree<Leaf = Param>,
-    read: ParameterSource,
+    read: ParameterReader,
 ) -> Result<PathBuf, CheckpointError> {
     let directory = Directory::open(directory)?;
     if let Some((step, _)) = folder::list(directory.path())?.pop() {

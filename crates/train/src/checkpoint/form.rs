@@ -22,7 +22,7 @@ use meshloom::transform::diloco::REPLICAS;
 
 /// A value of a state as a run holds it, and its form in a checkpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Leaf {
+pub(super) struct RunLeaf {
     /// Path in a checkpoint.
     pub path: String,
     /// Type in a checkpoint.
@@ -49,25 +49,25 @@ struct Layers {
 pub(super) struct Segment {
     /// In the checkpoint's value.
     pub stored: ShardBox,
-    /// In the device's part, as [`Leaf::view`] has it.
+    /// In the device's part, as [`RunLeaf::view`] has it.
     pub local: ShardBox,
 }
 
 /// A leaf, by its place among all, and the numbers of its layers.
-type Member = (usize, Vec<usize>);
+type LeafMember = (usize, Vec<usize>);
 
 /// The leaves of a state's declaration, in its order. Layers that are apart have one path.
-pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Result<Vec<Leaf>, CheckpointError> {
+pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Result<Vec<RunLeaf>, CheckpointError> {
     let mut leaves = Vec::new();
     // The leaves, and the numbers of their layers, that share a value in the checkpoint.
-    let mut groups: BTreeMap<(String, String), Vec<Member>> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, String), Vec<LeafMember>> = BTreeMap::new();
     let mut taken = HashSet::new();
     for (index, (path, param)) in declared.paths().into_iter().zip(declared.leaves()).enumerate() {
         if path.is_empty() {
             return Err(CheckpointError::Path(path));
         }
         let LayerPath { name, numbers } = LayerPath::of(&format!("{prefix}{path}"), param.stacked_dims > 0);
-        let leaf = Leaf::new(name, &param, numbers.is_some());
+        let leaf = RunLeaf::new(name, &param, numbers.is_some());
         if let Some(LayerNumbers { first, step }) = numbers {
             let count: usize = param.spec.ty.dims[leaf.layer_dims()].iter().product();
             let numbers = (0..count).map(|layer| first + layer * step.unwrap_or(1)).collect();
@@ -108,12 +108,12 @@ fn path_of(name: String, all: &[usize]) -> String {
     LayerPath::numbered(&name, &listed.join(","))
 }
 
-impl Leaf {
-    fn new(path: String, param: &Param, has_layers: bool) -> Leaf {
+impl RunLeaf {
+    fn new(path: String, param: &Param, has_layers: bool) -> RunLeaf {
         let own_ty = param.spec.ty.clone();
         let has_replicas = param.spec.axes.first().is_some_and(|name| name.text() == REPLICAS);
         let layers = has_layers.then_some(Layers { dims: param.stacked_dims, places: Vec::new() });
-        let mut leaf = Leaf { path, ty: own_ty.clone(), own_ty, has_replicas, layers };
+        let mut leaf = RunLeaf { path, ty: own_ty.clone(), own_ty, has_replicas, layers };
         leaf.ty.dims = leaf.flatten(&leaf.own_ty.dims).into_iter().collect();
         leaf
     }

@@ -35,12 +35,12 @@ mod sums;
 mod write;
 
 pub use checkpointer::{Checkpointer, Start};
-pub(crate) use checkpointer::{ParameterSource, write_leaves, write_parameters};
+pub(crate) use checkpointer::{ParameterReader, write_leaves, write_parameters};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
 pub use manifest::{About, DataPosition};
 pub(crate) use read::ParameterLeaves;
-pub use read::{Checkpoint, Fallback, Found, find};
+pub use read::{Checkpoint, Fallback, FoundCheckpoint, find};
 pub use recorded::RecordedConfig;
 
 pub(crate) use write::Contents;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::form::{self, Leaf, Segment};
+use super::form::{self, RunLeaf, Segment};
 use super::manifest::{About, Header, Manifest, StoredLeaf, StoredPiece, read_manifest};
 use super::{CheckpointError, FORMAT, MANIFEST, VERSION, folder, sums};
 use crate::data::DataDigest;
@@ -46,7 +46,7 @@ pub enum Fallback {
 
 /// The checkpoint to go on from.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundCheckpoint {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
     /// The faults of the newer checkpoints, which cannot be used.
@@ -57,10 +57,10 @@ pub struct Found {
 ///
 /// # Errors
 /// There is no checkpoint, or it cannot be used. With [`Fallback::Older`], no checkpoint can be used.
-pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, CheckpointError> {
+pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<FoundCheckpoint, CheckpointError> {
     let path = path.as_ref();
     if step_of(path).is_some() || path.join(MANIFEST).exists() {
-        return Ok(Found { checkpoint: Checkpoint::open(path)?, skipped: Vec::new() });
+        return Ok(FoundCheckpoint { checkpoint: Checkpoint::open(path)?, skipped: Vec::new() });
     }
     check_directory(path)?;
     let directory = path.to_owned();
@@ -71,7 +71,7 @@ pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, Checkpo
     let mut failures = Vec::new();
     while let Some(folder) = folders.next() {
         match (Checkpoint::open(folder), fallback) {
-            (Ok(checkpoint), _) => return Ok(Found { checkpoint, skipped: failures }),
+            (Ok(checkpoint), _) => return Ok(FoundCheckpoint { checkpoint, skipped: failures }),
             (Err(error), Fallback::Older) => failures.push(error),
             (Err(source), Fallback::Refuse) => {
                 return Err(CheckpointError::Newest { source: Box::new(source), previous: folders.next() });
@@ -177,7 +177,7 @@ impl Checkpoint {
         if leaves.len() > specs.len() {
             return Err(CheckpointError::Count { expected: leaves.len(), found: specs.len() });
         }
-        let load = |(leaf, ArraySpec { layout, .. }): (&Leaf, &ArraySpec)| {
+        let load = |(leaf, ArraySpec { layout, .. }): (&RunLeaf, &ArraySpec)| {
             let stored = self.stored(leaf)?;
             let part = |index| self.read_part(leaf, stored, layout, index);
             Array::put_parts(client, leaf.own_ty.clone(), layout, devices, part)
@@ -199,7 +199,7 @@ impl Checkpoint {
         T: Tree<Leaf = Param> + MapTree<Literal>,
     {
         let leaves = form::leaves(declared, prefix)?;
-        let whole = |leaf: &Leaf| {
+        let whole = |leaf: &RunLeaf| {
             let layout = ShardLayout::replicated(&leaf.own_ty.dims, 1);
             self.read_part(leaf, self.stored(leaf)?, &layout, 0)
         };
@@ -237,7 +237,7 @@ impl Checkpoint {
     }
 
     /// The value that a leaf is, which must be of its type.
-    fn stored(&self, leaf: &Leaf) -> Result<&StoredLeaf, CheckpointError> {
+    fn stored(&self, leaf: &RunLeaf) -> Result<&StoredLeaf, CheckpointError> {
         let (folder, path) = (self.folder.clone(), leaf.path.clone());
         let Some(stored) = self.manifest.leaves.iter().find(|stored| stored.path == leaf.path) else {
             let suggestion = did_you_mean(&path, self.manifest.leaves.iter().map(|leaf| leaf.path.as_str()));
@@ -258,7 +258,7 @@ impl Checkpoint {
     /// Reads what a device holds of a leaf, with zeros where that is padded.
     fn read_part(
         &self,
-        leaf: &Leaf,
+        leaf: &RunLeaf,
         stored: &StoredLeaf,
         layout: &ShardLayout,
         device: usize,
@@ -291,7 +291,7 @@ impl Checkpoint {
 /// The parameters of a model in a checkpoint, by their paths in the model.
 pub(crate) struct ParameterLeaves<'a> {
     checkpoint: &'a Checkpoint,
-    leaves: Vec<(String, Leaf, &'a StoredLeaf)>,
+    leaves: Vec<(String, RunLeaf, &'a StoredLeaf)>,
 }
 
 impl ParameterLeaves<'_> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::CheckpointError;
-use super::form::{Leaf, Segment};
+use super::form::{RunLeaf, Segment};
 use super::manifest::{StoredLeaf, StoredPiece};
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, HostCopy, ShardLayout};
@@ -55,14 +55,14 @@ impl Piece {
 impl Snapshot {
     /// Copies the part of a state that this process holds and is to write to the host. All copies run at once, and the
     /// call waits for them. The layouts decide which process writes which part, so all processes decide alike.
-    pub(super) fn take(declared: &[Leaf], arrays: &[Array]) -> Result<Snapshot, CheckpointError> {
+    pub(super) fn take(declared: &[RunLeaf], arrays: &[Array]) -> Result<Snapshot, CheckpointError> {
         if declared.len() != arrays.len() {
             return Err(CheckpointError::Count { expected: declared.len(), found: arrays.len() });
         }
         let mut leaves = Leaves::default();
         let mut load = Vec::new();
         let mut writing = BTreeSet::new();
-        let mut copies: Vec<(usize, usize, &Leaf, &Array, HostCopy)> = Vec::new();
+        let mut copies: Vec<(usize, usize, &RunLeaf, &Array, HostCopy)> = Vec::new();
         for (leaf, array) in declared.iter().zip(arrays) {
             if leaf.own_ty != *array.ty() {
                 let (expected, found) = (Box::new(leaf.own_ty.clone()), Box::new(array.ty().clone()));
@@ -100,7 +100,7 @@ impl Snapshot {
     /// Values that are read one by one while they are written: `read` makes of a leaf, by its number, how its whole
     /// value is read. A file has about `bytes_of_file`.
     pub(super) fn of_leaves<R>(
-        declared: &[Leaf],
+        declared: &[RunLeaf],
         bytes_of_file: usize,
         read: impl Fn(usize) -> R,
     ) -> Result<Snapshot, CheckpointError>
@@ -140,7 +140,7 @@ struct Leaves {
 }
 
 impl Leaves {
-    fn add(&mut self, leaf: &Leaf) -> Result<usize, CheckpointError> {
+    fn add(&mut self, leaf: &RunLeaf) -> Result<usize, CheckpointError> {
         let dtype = leaf.ty.dtype;
         if stored_dtype(dtype).is_none() {
             return Err(CheckpointError::Unsupported { path: leaf.path.clone(), dtype });

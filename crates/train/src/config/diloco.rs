@@ -3,7 +3,7 @@
 use super::section::without_effect;
 use super::{DilocoConfig, RunConfig};
 use meshloom::hlo::message::counted;
-use meshloom::transform::diloco::{DilocoOptions, LayerOrder, Schedule, Streaming};
+use meshloom::transform::diloco::{DilocoOptions, LayerOrder, Streaming, SyncSchedule};
 
 impl RunConfig {
     /// The form of DiLoCo that the config describes, if it does.
@@ -32,7 +32,7 @@ impl RunConfig {
 
     /// Returns the schedule by which fragments are sent and used, if the config has a valid one; `validate` reports the
     /// fault of an invalid one.
-    fn diloco_schedule(&self) -> Option<Schedule> {
+    fn diloco_schedule(&self) -> Option<SyncSchedule> {
         self.diloco_options()?.schedule().ok()
     }
 
@@ -83,7 +83,7 @@ impl RunConfig {
 }
 
 /// Says why no program of several steps has transfers overlap with steps, if none has.
-fn why_no_overlap(schedule: &Schedule, steps: usize) -> Option<String> {
+fn why_no_overlap(schedule: &SyncSchedule, steps: usize) -> Option<String> {
     let (overlap, every) = (schedule.overlap(), schedule.every());
     if overlap >= every {
         return Some(format!(

@@ -111,7 +111,7 @@ impl RunConfig {
         self.train.batch / self.replicas().max(1)
     }
 
-    /// Whether each replica is a run of its own, of which this is one.
+    /// Whether this run is one of several replicas that are runs of their own.
     pub(crate) fn is_apart(&self) -> bool {
         self.diloco.as_ref().is_some_and(|diloco| diloco.apart.is_some())
     }

@@ -8,7 +8,7 @@ use super::error::{ConfigError, Place, invalid, invalid_described};
 use super::section::write_section;
 use super::{DataConfig, ModelConfig, RunConfig};
 use crate::model_folder::{TOKENIZER, is_published, model_folder};
-use meshloom_models::families::{Published, preset};
+use meshloom_models::families::{Published, named_model};
 use meshloom_nn::Stack;
 
 /// A published model, and the section `[model]` as it was when the model was read.
@@ -77,7 +77,7 @@ impl RunConfig {
         let ModelConfig { preset: name, config: folder, .. } = &self.model;
         let (key, value, found) = match (name.as_str(), folder.as_str()) {
             ("", "") => return Ok(()),
-            (name, "") => ("model.preset", name, preset(name)),
+            (name, "") => ("model.preset", name, named_model(name)),
             ("", folder) => ("model.config", folder, Published::open(Path::new(folder))),
             (name, _) => {
                 let reason = "model.config says what the model is as well; give one of them";

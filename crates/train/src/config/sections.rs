@@ -125,7 +125,7 @@ choice! {
     Documents {
         /// One after the other, without gaps; each document of a row is a segment.
         Packed = "packed",
-        /// Each in rows of its own, the rest of which is padding; a longer one takes several.
+        /// Each in rows of its own; the rest of a row is padding; a longer one takes several.
         OnePerRow = "one-per-row",
     }
 }
@@ -410,7 +410,7 @@ section! {
         outer_momentum: f64 = 0.9 => Below(0.0, 1.0),
         /// Whether fragments of the model sync in turns.
         streaming: bool = false,
-        /// Number of fragments, the first of which is everything outside the layers.
+        /// Number of fragments; the first is everything outside the layers.
         fragments: usize = 3 => AtLeast(2.0); STREAMING,
         /// Whether a fragment is a block of consecutive layers, or strided.
         sequential_layers: bool = false; STREAMING,

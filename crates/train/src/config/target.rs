@@ -79,10 +79,10 @@ impl RunConfig {
     /// The options of the plugin's compiler as a list of `target.compiler_options` would have them.
     pub(crate) fn compiler_option_list(&self, platform: &pjrt::Platform) -> Vec<String> {
         let own = &self.target.compiler_options;
-        let preset = platform.preset().filter(|_| self.target.compiler_preset);
+        let preset = platform.chip_options().filter(|_| self.target.compiler_preset);
         let name = |option: &str| option.split('=').next().map(str::to_owned);
         let is_own = |option: &&str| own.iter().any(|other| name(other) == name(option));
-        let options = preset.into_iter().flat_map(pjrt::Preset::options).filter(|option| !is_own(option));
+        let options = preset.into_iter().flat_map(pjrt::ChipOptions::options).filter(|option| !is_own(option));
         options.map(str::to_owned).chain(own.iter().cloned()).collect()
     }
 }

@@ -33,7 +33,7 @@ const FREE_BYTES: u64 = 16 << 20;
 
 /// How a file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Format {
+pub(super) struct FileFormat {
     /// Whether each line is a JSON object with a document.
     pub(super) is_json_lines: bool,
     compression: Compression,
@@ -50,14 +50,14 @@ enum Compression {
 #[derive(Clone, Debug)]
 pub(super) struct SourceFile {
     pub(super) path: PathBuf,
-    pub(super) format: Format,
+    pub(super) format: FileFormat,
     /// The key of the config that names it.
     key: &'static str,
 }
 
-impl Format {
+impl FileFormat {
     /// The format that a name stands for, and whether it ends like a file of text.
-    fn of(path: &Path) -> (Format, bool) {
+    fn of(path: &Path) -> (FileFormat, bool) {
         let ending = |path: &Path| path.extension().map(|ending| ending.to_ascii_lowercase());
         let compression = match ending(path) {
             Some(ending) if ending == "gz" => Compression::Gzip,
@@ -70,13 +70,13 @@ impl Format {
         };
         let inner = inner.unwrap_or_default();
         let is_json_lines = inner == "jsonl" || inner == "ndjson";
-        (Format { is_json_lines, compression }, ENDINGS.iter().any(|ending| inner == *ending))
+        (FileFormat { is_json_lines, compression }, ENDINGS.iter().any(|ending| inner == *ending))
     }
 }
 
 impl SourceFile {
     fn new(key: &'static str, path: PathBuf) -> SourceFile {
-        SourceFile { format: Format::of(&path).0, path, key }
+        SourceFile { format: FileFormat::of(&path).0, path, key }
     }
 
     /// Returns a function for `map_err` that makes a [`DataError`] about this file.
@@ -91,7 +91,7 @@ impl SourceFile {
 
     /// Refuses a file that is read as text but has another format. Any bytes make tokens, so nothing else would notice.
     pub(super) fn check_is_text(&self) -> Result<(), DataError> {
-        if self.format != (Format { is_json_lines: false, compression: Compression::None }) {
+        if self.format != (FileFormat { is_json_lines: false, compression: Compression::None }) {
             return Ok(());
         }
         let mut start = Vec::new();
@@ -191,7 +191,7 @@ fn in_folder(key: &'static str, folder: &Path) -> Result<Vec<SourceFile>, DataEr
         // A link to a folder could lead back here, so none is followed.
         if entry.file_type().map_err(read_error)?.is_dir() {
             files.extend(in_folder(key, &path)?);
-        } else if Format::of(&path).1 && !path.is_dir() {
+        } else if FileFormat::of(&path).1 && !path.is_dir() {
             files.push(SourceFile::new(key, path));
         }
     }

@@ -34,7 +34,7 @@ pub use prepare::{SkippedLines, Tokenized};
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, Mixture};
 use meshloom::ir::{Literal, LiteralError};
-use order::{Layout, Segment, Source};
+use order::{Layout, RowSegment, RowSource};
 use prepare::{Prepared, Settings};
 use sha2::{Digest, Sha256};
 
@@ -45,7 +45,7 @@ pub type Batch = meshloom_nn::Batch<Literal>;
 /// The documents of some sources, and the rows of tokens that they fill.
 #[derive(Debug)]
 pub struct TextDataset {
-    sources: Vec<Source>,
+    sources: Vec<RowSource>,
     mixture: Mixture,
     length: usize,
     /// The paths of all sources' files.
@@ -87,8 +87,8 @@ impl TextDataset {
         })
     }
 
-    /// Opens the validation text, that of `validation.sources`, which is read as the training text is; returns `None` if
-    /// there are no such sources. Otherwise it does the same as [`TextDataset::open_with`].
+    /// Opens the validation text, that of `validation.sources`, which is read as the training text is; returns `None`
+    /// if there are no such sources. Otherwise it does the same as [`TextDataset::open_with`].
     ///
     /// # Errors
     /// The errors are those of [`TextDataset::open_with`].
@@ -148,7 +148,7 @@ impl TextDataset {
             if tokens <= documents {
                 return Err(too_short(part, tokens, documents));
             }
-            sources.push(Source::new(own, layout, settings.data.shuffle_window)?);
+            sources.push(RowSource::new(own, layout, settings.data.shuffle_window)?);
         }
         let paths = files.into_iter().map(|file| file.path).collect();
         Ok(TextDataset { sources, mixture, length, paths, digests, skipped, tokenized })
@@ -156,7 +156,7 @@ impl TextDataset {
 
     /// Each file that has tokens, and the place of these in the cache.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &Path)> {
-        let entries = self.sources.iter().flat_map(Source::entries);
+        let entries = self.sources.iter().flat_map(RowSource::entries);
         let with_tokens = self.paths.iter().zip(entries).filter(|(_, entry)| entry.about.tokens > 0);
         with_tokens.map(|(path, entry)| (path.as_path(), entry.path.as_path()))
     }
@@ -234,13 +234,13 @@ impl TextDataset {
         self.digests.push(digest);
     }
 
-    fn abouts(&self) -> impl Iterator<Item = &store::About> {
-        self.sources.iter().flat_map(Source::entries).map(|entry| &entry.about)
+    fn abouts(&self) -> impl Iterator<Item = &store::StoreAbout> {
+        self.sources.iter().flat_map(RowSource::entries).map(|entry| &entry.about)
     }
 
     /// Number of rows in an epoch of a source. Without weights there is one source.
     pub fn rows_per_epoch(&self, source: usize) -> Option<u64> {
-        self.sources.get(source).map(Source::rows_per_epoch)
+        self.sources.get(source).map(RowSource::rows_per_epoch)
     }
 
     /// The source of a row, counted from 0 over all steps: its position in `data.weights`, or 0 without weights.
@@ -251,7 +251,7 @@ impl TextDataset {
     /// The number of documents whose order is held in memory now. A source has at most `data.shuffle_window`, or 1024
     /// if that is less, of them.
     pub fn documents_in_memory(&self) -> usize {
-        self.sources.iter().map(Source::documents_in_memory).sum()
+        self.sources.iter().map(RowSource::documents_in_memory).sum()
     }
 
     /// The batch of a step. It depends on nothing but the arguments: row `r` of step `s` is row `s * batch + r`, and
@@ -299,7 +299,7 @@ impl TextDataset {
         &self,
         batch: usize,
         rows: impl Iterator<Item = R>,
-        segments: impl Fn(R) -> Result<Vec<Segment>, DataError>,
+        segments: impl Fn(R) -> Result<Vec<RowSegment>, DataError>,
     ) -> Result<Batch, DataError> {
         let seq = self.length;
         let size_error = || DataError::BatchSize { batch, seq };
@@ -323,8 +323,8 @@ struct Rows {
 }
 
 impl Rows {
-    fn add(&mut self, segments: &[Segment]) {
-        for (number, Segment { tokens, has_more }) in (1..).zip(segments) {
+    fn add(&mut self, segments: &[RowSegment]) {
+        for (number, RowSegment { tokens, has_more }) in (1..).zip(segments) {
             let own = tokens.len() - usize::from(*has_more);
             for (position, at) in (0..).zip(0..own) {
                 self.push(tokens[at], tokens.get(at + 1).copied(), number, position);

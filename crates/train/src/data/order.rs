@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::DataError;
-use super::store::{Entries, Entry};
+use super::store::{Entries, StoreEntry};
 use crate::config::Documents;
 use crate::random::next_bits;
 
@@ -16,7 +16,7 @@ const BLOCK: u64 = 1024;
 
 /// A source: its documents, and the rows that they fill.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct RowSource {
     entries: Entries,
     blocks: Vec<Block>,
     /// Blocks of a window.
@@ -93,16 +93,16 @@ struct Placed {
 
 /// Part of a document in a row.
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(super) struct RowSegment {
     /// Its tokens, and one more if `has_more`.
     pub(super) tokens: Vec<i32>,
     /// Whether the document goes on behind it.
     pub(super) has_more: bool,
 }
 
-impl Source {
+impl RowSource {
     /// The documents of entries; `window` is how many are shuffled at a time.
-    pub(super) fn new(entries: Vec<Entry>, layout: Layout, window: usize) -> Result<Source, DataError> {
+    pub(super) fn new(entries: Vec<StoreEntry>, layout: Layout, window: usize) -> Result<RowSource, DataError> {
         let entries = Entries::new(entries);
         let (mut blocks, mut number) = (Vec::new(), 0);
         for (entry, about) in entries.entries.iter().map(|entry| &entry.about).enumerate() {
@@ -116,10 +116,10 @@ impl Source {
         }
         let places = blocks.iter().map(|block| block.places).sum();
         let window = (window as u64 / BLOCK).max(1) as usize;
-        Ok(Source { entries, blocks, window, layout, places, last: Mutex::default() })
+        Ok(RowSource { entries, blocks, window, layout, places, last: Mutex::default() })
     }
 
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[StoreEntry] {
         &self.entries.entries
     }
 
@@ -147,7 +147,7 @@ impl Source {
     }
 
     /// The segments of a row, which fill it from the left.
-    pub(super) fn row(&self, seed: u64, epoch: u64, row: u64) -> Result<Vec<Segment>, DataError> {
+    pub(super) fn row(&self, seed: u64, epoch: u64, row: u64) -> Result<Vec<RowSegment>, DataError> {
         let length = self.layout.length as u64;
         let (start, epoch) = (row * length, self.epoch(seed, epoch));
         let end = (start + length).min(self.places);
@@ -166,7 +166,7 @@ impl Source {
                 let has_more = begin + count < document.tokens;
                 let from = document.start + begin;
                 let tokens = self.entries.tokens(document.entry, from..from + count + u64::from(has_more))?;
-                segments.push(Segment { tokens, has_more });
+                segments.push(RowSegment { tokens, has_more });
                 at = match self.layout.documents {
                     Documents::Packed => at + count,
                     Documents::OnePerRow => end,

@@ -11,7 +11,7 @@ use super::digest::hex;
 use super::documents::{BadLine, Unit, Units};
 use super::error::{DataError, cache_error};
 use super::files::SourceFile;
-use super::store::{Entry, EntryWriter, FORM};
+use super::store::{EntryWriter, FORM, StoreEntry};
 use crate::config::{BadLines, DataConfig};
 use crate::tokenizer::Tokenizer;
 use meshloom::pjrt::user_cache_folder;
@@ -43,7 +43,7 @@ pub struct SkippedLines {
 
 pub(super) struct Prepared {
     /// The entries of the cache, one for each file.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<StoreEntry>,
     pub(super) digests: Vec<[u8; 32]>,
     pub(super) skipped: Vec<SkippedLines>,
     /// The number of files that were not in the cache.
@@ -69,7 +69,7 @@ impl Settings<'_> {
         };
         let places = files.par_iter().map(place).collect::<Result<Vec<_>, DataError>>()?;
         let (places, digests): (Vec<PathBuf>, Vec<[u8; 32]>) = places.into_iter().unzip();
-        let found: Vec<Option<Entry>> = places.par_iter().map(|place| self.find(place)).collect();
+        let found: Vec<Option<StoreEntry>> = places.par_iter().map(|place| self.find(place)).collect();
         let places = || files.iter().zip(&places).zip(&digests);
         let absent: Vec<_> = places().zip(&found).filter(|(_, found)| found.is_none()).map(|(it, _)| it).collect();
         let sizes = absent.iter().map(|((file, _), _)| file.byte_count());
@@ -82,9 +82,9 @@ impl Settings<'_> {
             self.tokenize((file, digest), place, &on_read)
         };
         let tokenized = absent.len();
-        let made = absent.into_par_iter().map(|absent| make(&absent)).collect::<Result<Vec<Entry>, _>>()?;
+        let made = absent.into_par_iter().map(|absent| make(&absent)).collect::<Result<Vec<StoreEntry>, _>>()?;
         let mut made = made.into_iter();
-        let entries: Vec<Entry> = found.into_iter().filter_map(|found| found.or_else(|| made.next())).collect();
+        let entries: Vec<StoreEntry> = found.into_iter().filter_map(|found| found.or_else(|| made.next())).collect();
         let skipped = files.iter().zip(&entries).filter_map(|(file, entry)| {
             let BadLine { line, reason } = entry.about.first_skipped.clone()?;
             Some(SkippedLines { path: file.path.clone(), count: entry.about.skipped, line, reason })
@@ -110,9 +110,9 @@ impl Settings<'_> {
     }
 
     /// An entry that can be used: where bad lines are errors, not one that leaves out some.
-    fn find(&self, place: &Path) -> Option<Entry> {
-        let allows = |entry: &Entry| entry.about.skipped == 0 || self.data.bad_lines == BadLines::Skip;
-        match Entry::open(place) {
+    fn find(&self, place: &Path) -> Option<StoreEntry> {
+        let allows = |entry: &StoreEntry| entry.about.skipped == 0 || self.data.bad_lines == BadLines::Skip;
+        match StoreEntry::open(place) {
             Ok(entry) => Some(entry).filter(allows),
             Err(error) => {
                 if error.kind() != std::io::ErrorKind::NotFound {
@@ -129,7 +129,7 @@ impl Settings<'_> {
         (file, digest): (&SourceFile, &[u8; 32]),
         place: &Path,
         on_read: &(dyn Fn(u64) + Sync),
-    ) -> Result<Entry, DataError> {
+    ) -> Result<StoreEntry, DataError> {
         let (mut units, digesting) = Units::of(file, on_read, self.data.max_expansion)?;
         let mut writer = EntryWriter::create(place, self.tokenizer.vocabulary_size())?;
         loop {
@@ -158,7 +158,7 @@ impl Settings<'_> {
         }
         file.check_is_same(digesting, digest)?;
         writer.finish()?;
-        Entry::open(place).map_err(cache_error("read", place))
+        StoreEntry::open(place).map_err(cache_error("read", place))
     }
 
     fn encode(&self, file: &SourceFile, unit: Unit) -> Result<Encoded, DataError> {

@@ -1,9 +1,10 @@
 //! The tokens of a file on disk: an entry of the token cache.
 //!
 //! An entry is one file: the tokens of all documents in little-endian integers of 1, 2 or 4 bytes, as the vocabulary
-//! needs; where each document ends, counted in tokens, as 64-bit integers; what it is [`About`], in JSON; the length of
-//! that, 64 bits; and the SHA-256 of everything before. It is read by position rather than mapped into memory: both
-//! read the system's page cache, but a file that becomes shorter is an error here and the end of the process there.
+//! needs; where each document ends, counted in tokens, as 64-bit integers; what it is [`StoreAbout`], in JSON; the
+//! length of that, 64 bits; and the SHA-256 of everything before. It is read by position rather than mapped into
+//! memory: both read the system's page cache, but a file that becomes shorter is an error here and the end of the
+//! process there.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,7 +33,7 @@ const OPEN_FILES: usize = 64;
 
 /// The description of an entry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct About {
+pub(super) struct StoreAbout {
     /// Bytes of a token.
     pub(super) width: usize,
     pub(super) tokens: u64,
@@ -52,7 +53,7 @@ pub(super) struct EntryWriter {
     file: BufWriter<Hashing<NamedTempFile>>,
     ends: BufWriter<File>,
     counts: Vec<u64>,
-    about: About,
+    about: StoreAbout,
 }
 
 impl EntryWriter {
@@ -67,7 +68,7 @@ impl EntryWriter {
             0x101..=0x1_0000 => 2,
             _ => 4,
         };
-        let about = About {
+        let about = StoreAbout {
             width,
             tokens: 0,
             documents: 0,
@@ -132,18 +133,18 @@ impl EntryWriter {
 
 /// An entry that has been checked.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct StoreEntry {
     /// Its place in the cache, which is the same for the same tokens.
     pub(super) path: PathBuf,
-    pub(super) about: About,
+    pub(super) about: StoreAbout,
 }
 
-impl Entry {
+impl StoreEntry {
     /// Reads and checks a file.
     ///
     /// # Errors
     /// There is no such file, or it is damaged.
-    pub(super) fn open(path: &Path) -> io::Result<Entry> {
+    pub(super) fn open(path: &Path) -> io::Result<StoreEntry> {
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, "it is damaged");
         let mut file = files::open(path)?;
         let length = file.metadata()?.len();
@@ -160,20 +161,20 @@ impl Entry {
         let start = (length - TAIL).checked_sub(about_length).ok_or_else(damaged)?;
         let mut about = vec![0; about_length as usize];
         file.read_exact_at(&mut about, start)?;
-        let about: About = serde_json::from_slice(&about)?;
-        Ok(Entry { path: path.to_owned(), about })
+        let about: StoreAbout = serde_json::from_slice(&about)?;
+        Ok(StoreEntry { path: path.to_owned(), about })
     }
 }
 
 /// The entries of a source. Only a few are open at a time.
 #[derive(Debug)]
 pub(super) struct Entries {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<StoreEntry>,
     open: Mutex<HashMap<usize, Arc<File>>>,
 }
 
 impl Entries {
-    pub(super) fn new(entries: Vec<Entry>) -> Entries {
+    pub(super) fn new(entries: Vec<StoreEntry>) -> Entries {
         Entries { entries, open: Mutex::new(HashMap::new()) }
     }
 
@@ -190,7 +191,7 @@ impl Entries {
 
     /// Returns where documents of an entry end, in tokens: the end of the document before them, then their own ends.
     pub(super) fn ends(&self, entry: usize, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
-        let About { width, tokens, .. } = self.entries[entry].about;
+        let StoreAbout { width, tokens, .. } = self.entries[entry].about;
         let before = documents.start.saturating_sub(1);
         let bytes = self.read(entry, tokens * width as u64 + before * 8, (documents.end - before) as usize * 8)?;
         let ends = bytes.as_chunks().0.iter().map(|end| u64::from_le_bytes(*end));

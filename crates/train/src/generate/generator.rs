@@ -88,7 +88,7 @@ pub struct Generator {
 const SHORTEST: usize = 16;
 
 /// The rows of a generator, and how far each is.
-struct Rows<'r> {
+struct GeneratedRows<'r> {
     options: &'r GenerateOptions,
     rows: Vec<Row>,
 }
@@ -178,7 +178,7 @@ impl Generator {
         mut told: impl FnMut(usize, i32) -> ControlFlow<()>,
     ) -> Result<Vec<Continuation>, Error> {
         self.check(requests, options)?;
-        let mut rows = Rows::new(requests, options);
+        let mut rows = GeneratedRows::new(requests, options);
         if requests.is_empty() || options.length == 0 {
             return Ok(rows.finish());
         }
@@ -283,15 +283,15 @@ fn put_params(
     Ok(arrays.into_iter().map(|(_, array)| array).collect())
 }
 
-impl<'r> Rows<'r> {
-    fn new(requests: &[Request], options: &'r GenerateOptions) -> Rows<'r> {
+impl<'r> GeneratedRows<'r> {
+    fn new(requests: &[Request], options: &'r GenerateOptions) -> GeneratedRows<'r> {
         let row = |request: &Request| Row {
             prompt: request.prompt.len(),
             random: request.seed,
             tokens: Vec::with_capacity(options.length),
             end: None,
         };
-        Rows { options, rows: requests.iter().map(row).collect() }
+        GeneratedRows { options, rows: requests.iter().map(row).collect() }
     }
 
     /// The next token of each row of logits `[rows, vocab]`; of rows that have ended, any.

@@ -43,7 +43,7 @@ meshloom::tree! {
         prompts: Prompts<T>,
     }
 
-    struct StepInput<T> {
+    struct GenerateInput<T> {
         params: Decoder<T>,
         cache: KeyValueCache<T>,
         next: NextTokens<T>,
@@ -93,7 +93,7 @@ impl Lowering {
     pub(super) fn step(&self) -> Result<Program, Error> {
         let (decoder, rows) = (&self.decoder, self.options.rows);
         let (cache, next) = (decoder.cache_specs(rows), decoder.next_specs(rows));
-        let input = StepInput { params: self.params(), cache, next };
+        let input = GenerateInput { params: self.params(), cache, next };
         let function = Function::trace("decode", input, |input| decoder.step(&input.params, input.cache, input.next))?
             .with_output_specs(&self.continued())?;
         // One query has few scores, and a loop over blocks of keys would be slower than computing them at once.

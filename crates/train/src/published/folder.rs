@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use meshloom::trace::{Param, Tree};
 
-use super::parameter_source::Source;
+use super::parameter_source::ParameterSource;
 use crate::Error;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Fallback};
 use crate::config::{ConfigError, RunConfig, invalid};
@@ -42,9 +42,13 @@ impl ModelFolder {
     }
 
     /// The parameters of the config's model, to be read.
-    pub(crate) fn source(&self, config: &RunConfig, declared: &impl Tree<Leaf = Param>) -> Result<Source<'_>, Error> {
+    pub(crate) fn source(
+        &self,
+        config: &RunConfig,
+        declared: &impl Tree<Leaf = Param>,
+    ) -> Result<ParameterSource<'_>, Error> {
         match self {
-            ModelFolder::Checkpoint(checkpoint) => Ok(Source::Checkpoint(checkpoint.parameters(declared)?)),
+            ModelFolder::Checkpoint(checkpoint) => Ok(ParameterSource::Checkpoint(checkpoint.parameters(declared)?)),
             ModelFolder::Published(folder) => published_source(folder, config),
         }
     }
@@ -99,20 +103,20 @@ impl StoredModel {
     ///
     /// # Errors
     /// The folder has not the parameters of the model.
-    pub(crate) fn source(&self, declared: &impl Tree<Leaf = Param>) -> Result<Source<'_>, Error> {
+    pub(crate) fn source(&self, declared: &impl Tree<Leaf = Param>) -> Result<ParameterSource<'_>, Error> {
         self.stored.source(&self.config, declared)
     }
 }
 
 /// The weights of a folder, which must be those of the config's published model.
-pub(crate) fn published_source<'a>(folder: &Path, config: &RunConfig) -> Result<Source<'a>, Error> {
+pub(crate) fn published_source<'a>(folder: &Path, config: &RunConfig) -> Result<ParameterSource<'a>, Error> {
     let own = Published::open(folder).map_err(|error| invalid_folder(folder, &error.to_string()))?;
     let same = config.published().is_some_and(|published| published.architecture == own.architecture);
     if !same {
         let reason = "it is of another model than [model] says; set model.config to the same folder";
         return Err(invalid_folder(folder, reason).because(["model.config", "model.preset"]).into());
     }
-    Ok(Source::Published(PublishedWeights::open(folder, &own.predicting_further(config.predicts_further()))?))
+    Ok(ParameterSource::Published(PublishedWeights::open(folder, &own.predicting_further(config.predicts_further()))?))
 }
 
 fn invalid_folder(folder: &Path, reason: &str) -> ConfigError {

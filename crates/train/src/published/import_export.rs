@@ -11,7 +11,7 @@ use meshloom_nn::DecoderConfig;
 
 use super::StoredModel;
 use crate::Error;
-use crate::checkpoint::{self, About, CheckpointError, DataPosition, ParameterSource, RecordedConfig};
+use crate::checkpoint::{self, About, CheckpointError, DataPosition, ParameterReader, RecordedConfig};
 use crate::config::invalid;
 
 /// The result of an import.
@@ -58,7 +58,7 @@ pub fn import(folder: impl AsRef<Path>, directory: impl AsRef<Path>, overrides: 
         devices: config.device_total(),
         config: RecordedConfig::of(&config),
     };
-    let read: ParameterSource = {
+    let read: ParameterReader = {
         let weights = weights.clone();
         Arc::new(move |path, dims| {
             weights.read_part(path, dims, &whole(dims)).map_err(|error| CheckpointError::Source(Box::new(error)))

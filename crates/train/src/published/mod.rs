@@ -6,4 +6,4 @@ mod parameter_source;
 
 pub use folder::StoredModel;
 pub use import_export::{Imported, export, import};
-pub(crate) use parameter_source::{Source, with_parameters};
+pub(crate) use parameter_source::{ParameterSource, with_parameters};

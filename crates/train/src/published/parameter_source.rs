@@ -22,19 +22,19 @@ const PLACES: [(&str, bool); 5] = [
 ];
 
 /// A source that parameters are read from.
-pub(crate) enum Source<'a> {
+pub(crate) enum ParameterSource<'a> {
     File(ParameterFile),
     Checkpoint(ParameterLeaves<'a>),
     Published(PublishedWeights),
 }
 
-impl Source<'_> {
+impl ParameterSource<'_> {
     /// A box of a parameter of these dimensions, in the type that it is stored in.
     pub(crate) fn part(&self, path: &str, dims: &[usize], shard: &[Range<usize>]) -> Result<Literal, Error> {
         Ok(match self {
-            Source::File(file) => file.read_part(path, shard)?,
-            Source::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
-            Source::Published(weights) => weights.read_part(path, dims, shard)?,
+            ParameterSource::File(file) => file.read_part(path, shard)?,
+            ParameterSource::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
+            ParameterSource::Published(weights) => weights.read_part(path, dims, shard)?,
         })
     }
 
@@ -55,23 +55,23 @@ impl Source<'_> {
     /// The files of the model, with the types of published tensors.
     pub(crate) fn with_dtypes(&self, files: ModelFiles) -> ModelFiles {
         match self {
-            Source::Published(weights) => weights.with_dtypes(files),
+            ParameterSource::Published(weights) => weights.with_dtypes(files),
             _ => files,
         }
     }
 
     pub(crate) fn dtype(&self, path: &str) -> Result<DType, Error> {
         let found = match self {
-            Source::File(_) => None,
-            Source::Checkpoint(leaves) => leaves.dtype(path),
-            Source::Published(weights) => weights.dtype(&LayerPath::of(path, false).name),
+            ParameterSource::File(_) => None,
+            ParameterSource::Checkpoint(leaves) => leaves.dtype(path),
+            ParameterSource::Published(weights) => weights.dtype(&LayerPath::of(path, false).name),
         };
         Ok(found.ok_or_else(|| InternalError::new("a stored model", "each of its parameters"))?)
     }
 }
 
 /// A state with other parameters, and other master copies of them; all else is as it was.
-pub(crate) fn with_parameters<S>(state: &S, source: &Source<'_>, client: &Client) -> Result<S, Error>
+pub(crate) fn with_parameters<S>(state: &S, source: &ParameterSource<'_>, client: &Client) -> Result<S, Error>
 where
     S: Tree<Leaf = Array> + MapTree<Array, Mapped = S>,
 {
@@ -91,7 +91,7 @@ where
 fn read_like(
     before: &Array,
     (path, is_of_replicas): (&str, bool),
-    source: &Source<'_>,
+    source: &ParameterSource<'_>,
     client: &Client,
 ) -> Result<Array, Error> {
     let (ty, layout) = (before.ty(), before.layout());

@@ -134,7 +134,7 @@ meshloom::hlo::debug_is_message!(MetricsError);
 
 /// The fields that every line has.
 #[derive(serde::Deserialize)]
-struct Line {
+struct MetricsLine {
     step: u64,
 }
 
@@ -220,7 +220,7 @@ fn directory_of(path: &Path) -> &Path {
 fn lines_until(text: &str, step: u64) -> io::Result<&str> {
     let mut end = 0;
     for (index, line) in text.split_inclusive('\n').enumerate() {
-        match serde_json::from_str::<Line>(line) {
+        match serde_json::from_str::<MetricsLine>(line) {
             Ok(found) if line.ends_with('\n') && found.step <= step => end += line.len(),
             Ok(_) => break,
             // A run that was stopped while it wrote has left this.

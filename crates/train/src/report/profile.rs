@@ -12,8 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use meshloom::compile::Program;
 use meshloom::hlo::proto::HloProto;
 use meshloom::hlo::xplane::{
-    CALLS_PLANE, PROGRAM_ID_STAT, PROGRAM_STAT, PROGRAMS_PLANE, Value, XEvent, XEventMetadata, XLine, XPlane, XSpace,
-    XStat, XStatMetadata,
+    CALLS_PLANE, PROGRAM_ID_STAT, PROGRAM_STAT, PROGRAMS_PLANE, StatValue, XEvent, XEventMetadata, XLine, XPlane,
+    XSpace, XStat, XStatMetadata,
 };
 use meshloom::pjrt::{Client, PjrtError, Profile, Profiler, ProfilerOptions};
 use prost::Message;
@@ -149,7 +149,7 @@ impl StepProfile {
 impl Recording {
     fn add(&mut self, first: u64, last: u64) {
         // The plugin's profiler numbers programs itself.
-        let program = self.profiler.is_none().then(|| stat(PROGRAM_ID, Value::Signed((last + 1 - first) as i64)));
+        let program = self.profiler.is_none().then(|| stat(PROGRAM_ID, StatValue::Signed((last + 1 - first) as i64)));
         let name = if first == last { format!("step {first}") } else { format!("steps {first} to {last}") };
         let metadata_id = self.names.len() as i64 + 1;
         self.names.push(XEventMetadata { id: metadata_id, name, ..XEventMetadata::default() });
@@ -157,7 +157,7 @@ impl Recording {
             metadata_id,
             offset_ps: 1000 * nanoseconds(self.started, self.call),
             duration_ps: 1000 * nanoseconds(self.call, SystemTime::now()),
-            stats: [Some(stat(STEP_NUMBER, Value::Signed(first as i64))), program].into_iter().flatten().collect(),
+            stats: [Some(stat(STEP_NUMBER, StatValue::Signed(first as i64))), program].into_iter().flatten().collect(),
         });
     }
 
@@ -169,7 +169,7 @@ impl Recording {
         let module = program.executable().optimized_hlo()?.decode()?;
         let name = format!("{}({steps})", module.name);
         let bytes = HloProto { hlo_module: Some(module), ..HloProto::default() }.encode_to_vec();
-        let stats = vec![stat(PROGRAM, Value::Bytes(bytes)), stat(PROGRAM_ID, Value::Signed(steps))];
+        let stats = vec![stat(PROGRAM, StatValue::Bytes(bytes)), stat(PROGRAM_ID, StatValue::Signed(steps))];
         self.programs.push((steps, XEventMetadata { id: steps, name, stats, ..XEventMetadata::default() }));
         Ok(())
     }
@@ -208,7 +208,7 @@ const STEP_NUMBER: i64 = 1;
 const PROGRAM_ID: i64 = 2;
 const PROGRAM: i64 = 3;
 
-fn stat(metadata_id: i64, value: Value) -> XStat {
+fn stat(metadata_id: i64, value: StatValue) -> XStat {
     XStat { metadata_id, value: Some(value) }
 }
 

@@ -20,20 +20,20 @@ struct Event {
     #[prost(string, optional, tag = "3")]
     file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
-    summary: Option<Values>,
+    summary: Option<SummaryValues>,
     #[prost(message, optional, tag = "7")]
     session_log: Option<SessionLog>,
 }
 
 /// `tensorflow.Summary`.
 #[derive(Clone, PartialEq, Message)]
-struct Values {
+struct SummaryValues {
     #[prost(message, repeated, tag = "1")]
-    value: Vec<Value>,
+    value: Vec<SummaryValue>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Value {
+struct SummaryValue {
     #[prost(string, tag = "1")]
     tag: String,
     #[prost(float, optional, tag = "2")]
@@ -123,8 +123,8 @@ pub(crate) fn start_record(wall_time: f64, step: u64) -> Vec<u8> {
 
 /// The record of the numbers of a step, by name.
 pub(crate) fn scalars_record(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
-    let value = |&(tag, number): &(&str, f64)| Value { tag: tag.to_owned(), simple_value: Some(number as f32) };
-    let summary = Some(Values { value: values.iter().map(value).collect() });
+    let value = |&(tag, number): &(&str, f64)| SummaryValue { tag: tag.to_owned(), simple_value: Some(number as f32) };
+    let summary = Some(SummaryValues { value: values.iter().map(value).collect() });
     record(&Event { wall_time, step: step as i64, summary, ..Event::default() })
 }
 

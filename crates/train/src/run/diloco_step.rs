@@ -7,7 +7,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, Role, RuleSets};
 use meshloom::trace::{Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, first_values, initialize, zeros};
-use meshloom::transform::diloco::{Diloco, DilocoState, Layout, OuterState, Schedule, of_replicas};
+use meshloom::transform::diloco::{Diloco, DilocoState, Layout, OuterState, SyncSchedule, of_replicas};
 use meshloom_nn::{Decoder, DecoderConfig};
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
@@ -161,7 +161,7 @@ impl<M: Model> DilocoStep<M> {
 }
 
 /// Says whether a fragment is sent or applied after this step.
-pub(crate) fn is_busy_after(schedule: Schedule, step: u64) -> bool {
+pub(crate) fn is_busy_after(schedule: SyncSchedule, step: u64) -> bool {
     let event = schedule.after_step(step as usize);
     event.sent.is_some() || event.applied.is_some()
 }

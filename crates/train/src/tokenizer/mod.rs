@@ -104,9 +104,9 @@ pub enum TokenizerError {
 meshloom::hlo::debug_is_message!(TokenizerError);
 
 /// Text to tokens and back.
-pub struct Tokenizer(Kind);
+pub struct Tokenizer(TokenizerKind);
 
-enum Kind {
+enum TokenizerKind {
     Bytes,
     File { origin: String, tokenizer: Subword, last: u32, digest: [u8; 32] },
 }
@@ -114,8 +114,8 @@ enum Kind {
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
-            Kind::Bytes => f.write_str("Tokenizer(bytes)"),
-            Kind::File { origin, .. } => write!(f, "Tokenizer({origin:?})"),
+            TokenizerKind::Bytes => f.write_str("Tokenizer(bytes)"),
+            TokenizerKind::File { origin, .. } => write!(f, "Tokenizer({origin:?})"),
         }
     }
 }
@@ -123,7 +123,7 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Every byte is a token.
     pub fn bytes() -> Tokenizer {
-        Tokenizer(Kind::Bytes)
+        Tokenizer(TokenizerKind::Bytes)
     }
 
     /// Reads a `tokenizer.json`.
@@ -152,27 +152,27 @@ impl Tokenizer {
             return Err(refused(format!("it has the token value {last}, but values above {} do not fit", i32::MAX)));
         }
         let digest = Sha256::digest(json).into();
-        Ok(Tokenizer(Kind::File { origin: origin.to_owned(), tokenizer, last, digest }))
+        Ok(Tokenizer(TokenizerKind::File { origin: origin.to_owned(), tokenizer, last, digest }))
     }
 
     /// Returns the digest that distinguishes tokenizers: the SHA-256 of the file, or zeros for the byte tokenizer.
     pub(crate) fn digest(&self) -> [u8; 32] {
         match &self.0 {
-            Kind::Bytes => [0; 32],
-            Kind::File { digest, .. } => *digest,
+            TokenizerKind::Bytes => [0; 32],
+            TokenizerKind::File { digest, .. } => *digest,
         }
     }
 
     /// Whether every byte is a token.
     pub fn is_bytes(&self) -> bool {
-        matches!(self.0, Kind::Bytes)
+        matches!(self.0, TokenizerKind::Bytes)
     }
 
     /// The largest token value and one: the least vocabulary of a model for it.
     pub fn vocabulary_size(&self) -> usize {
         match &self.0 {
-            Kind::Bytes => 256,
-            Kind::File { last, .. } => *last as usize + 1,
+            TokenizerKind::Bytes => 256,
+            TokenizerKind::File { last, .. } => *last as usize + 1,
         }
     }
 
@@ -194,7 +194,9 @@ impl Tokenizer {
     }
 
     fn encoded(&self, text: &str, with_special: bool) -> Result<Vec<i32>, TokenizerError> {
-        let Kind::File { origin, tokenizer, .. } = &self.0 else { return Ok(text.bytes().map(i32::from).collect()) };
+        let TokenizerKind::File { origin, tokenizer, .. } = &self.0 else {
+            return Ok(text.bytes().map(i32::from).collect());
+        };
         let encoding = tokenizer.encode(text, with_special);
         let refused = |reason: String| TokenizerError::Encode { origin: origin.clone(), reason };
         // The constructor has seen that all tokens fit; a post-processor may name others.
@@ -224,32 +226,32 @@ impl Tokenizer {
     /// The value of the token that is this text, if there is one: of a special one such as `<|eot_id|>`, say.
     pub fn token(&self, text: &str) -> Option<i32> {
         match &self.0 {
-            Kind::Bytes => match text.as_bytes() {
+            TokenizerKind::Bytes => match text.as_bytes() {
                 &[byte] => Some(byte.into()),
                 _ => None,
             },
             // The constructor has seen that all values fit.
-            Kind::File { tokenizer, .. } => tokenizer.token(text).map(|id| id as i32),
+            TokenizerKind::File { tokenizer, .. } => tokenizer.token(text).map(|id| id as i32),
         }
     }
 
     /// Returns whether a token leaves no trace in a text: it is not a token, or it is a special one.
     fn is_left_out(&self, token: i32) -> bool {
-        let Kind::File { tokenizer, .. } = &self.0 else { return false };
+        let TokenizerKind::File { tokenizer, .. } = &self.0 else { return false };
         let text = u32::try_from(token).ok().and_then(|id| tokenizer.text(id));
         text.is_none_or(|text| tokenizer.is_special(&text))
     }
 
     /// Whether a token may be one byte of a run that only counts as a whole.
     fn is_byte_of_run(&self, token: i32) -> bool {
-        let Kind::File { tokenizer, .. } = &self.0 else { return false };
+        let TokenizerKind::File { tokenizer, .. } = &self.0 else { return false };
         let text = u32::try_from(token).ok().and_then(|id| tokenizer.text(id)).unwrap_or_default();
         let digits = text.strip_prefix("<0x").and_then(|text| text.strip_suffix('>'));
         digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
     }
 
     fn decoded(&self, tokens: &[i32], with_special: bool) -> String {
-        let Kind::File { tokenizer, .. } = &self.0 else { return decode_bytes(tokens) };
+        let TokenizerKind::File { tokenizer, .. } = &self.0 else { return decode_bytes(tokens) };
         let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
         tokenizer.decode(&ids, with_special).unwrap_or_else(|_| "\u{fffd}".to_owned())
     }

@@ -108,7 +108,7 @@ impl fmt::Display for FirstNotFinite {
 }
 
 /// The result of probing a value's numbers.
-struct Judged {
+struct Probed {
     /// [`probe::FINITE`], [`probe::INFINITE`] or [`probe::NAN`], for each iteration of the loops around it, in the
     /// order of the slices.
     kinds: Vec<f64>,
@@ -118,12 +118,12 @@ struct Judged {
 
 /// The results of probing the values of a level.
 struct Level {
-    of_value: HashMap<Value, Judged>,
+    of_value: HashMap<Value, Probed>,
     loops: Vec<ProbedLoop>,
 }
 
 /// A value that is not finite, in an iteration.
-struct Place {
+struct NotFiniteValue {
     value: Value,
     iteration: usize,
     /// The value whose infinite number became NaN there.
@@ -160,7 +160,7 @@ impl Level {
 
     /// The first value that is not finite on a way of such values to those that are wanted. An input of the step comes
     /// before any op: no state is infinite on purpose.
-    fn first(&self, (level, is_step): (&Graph, bool), wanted: &[Value]) -> Option<Place> {
+    fn first(&self, (level, is_step): (&Graph, bool), wanted: &[Value]) -> Option<NotFiniteValue> {
         let kind = |value: &Value, iteration: usize| {
             self.of_value.get(value).map_or(probe::FINITE, |judged| judged.kinds[iteration])
         };
@@ -179,7 +179,7 @@ impl Level {
         let is_infinite = |value: &Value| kind(value, iteration) == probe::INFINITE;
         let operands = level.defining_node(value).map_or(&[][..], |node| node.operands());
         let infinite = nan.and_then(|_| ways_back(level, operands, is_infinite).into_iter().min());
-        Some(Place { value, iteration, infinite })
+        Some(NotFiniteValue { value, iteration, infinite })
     }
 }
 
@@ -263,12 +263,12 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
 }
 
 /// Reads what a program says of a value. Copies of what should be the same may differ.
-fn judged(kinds: &Array) -> Result<Judged, Error> {
+fn judged(kinds: &Array) -> Result<Probed, Error> {
     let layout = kinds.layout();
     let own: Vec<usize> = layout.own_devices().collect();
     let is_whole = |device: usize| layout.boxes()[device].iter().map(Range::len).eq(kinds.ty().dims.iter().copied());
     if !own.iter().all(|&device| is_whole(device)) {
-        return Ok(Judged { kinds: kinds.get()?.to_f64_vec(), devices: Vec::new() });
+        return Ok(Probed { kinds: kinds.get()?.to_f64_vec(), devices: Vec::new() });
     }
     let mut worst = vec![probe::FINITE; kinds.ty().element_count()];
     let mut devices = Vec::new();
@@ -282,7 +282,7 @@ fn judged(kinds: &Array) -> Result<Judged, Error> {
     if devices.len() == own.len() {
         devices.clear();
     }
-    Ok(Judged { kinds: worst, devices })
+    Ok(Probed { kinds: worst, devices })
 }
 
 /// The scopes of the loops on a way.

@@ -31,7 +31,7 @@ use crate::config::RunConfig;
 use crate::data::{DataError, TextDataset};
 use crate::error::{Error, Execution, NotFinite};
 use crate::generate::{Generator, GeneratorOptions, LiveParameters};
-use crate::published::{Source, with_parameters};
+use crate::published::{ParameterSource, with_parameters};
 use crate::replica::{Giving, Replica};
 use crate::report::{Evaluation, MemoryUse, StepMetrics, Summary};
 use crate::run::{
@@ -297,10 +297,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// The file cannot be read, is damaged, or does not have the model's parameters: the error names the path.
     pub fn load_parameters(&mut self, file: impl AsRef<std::path::Path>, options: LoadOptions) -> Result<(), Error> {
         let declared = self.run.model().parameters();
-        self.assign_parameters(&Source::File(ParameterFile::open_for(file.as_ref(), &declared, options)?))
+        self.assign_parameters(&ParameterSource::File(ParameterFile::open_for(file.as_ref(), &declared, options)?))
     }
 
-    fn assign_parameters(&mut self, source: &Source<'_>) -> Result<(), Error> {
+    fn assign_parameters(&mut self, source: &ParameterSource<'_>) -> Result<(), Error> {
         self.state = with_parameters(&self.state, source, self.program.executable().client())?;
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::checkpoint::{
 };
 use crate::config::RunConfig;
 use crate::data::DataDigest;
-use crate::published::Source;
+use crate::published::ParameterSource;
 use crate::run::{Dataset, Model, Run, RunState, Text};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::{Array, Client};
@@ -60,7 +60,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// The checkpoint's parameters are not those of the model, or the plugin fails.
     pub fn load_parameters_of(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let declared = self.run.model().parameters();
-        self.assign_parameters(&Source::Checkpoint(checkpoint.parameters(&declared)?))
+        self.assign_parameters(&ParameterSource::Checkpoint(checkpoint.parameters(&declared)?))
     }
 
     /// Steps done so far, those before a checkpoint included.

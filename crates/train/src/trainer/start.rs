@@ -52,8 +52,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         compiler.agree("the text", &[format!("{:?}", data.digests()).as_bytes()])?;
         let programs = lowered.compile(&run, &mut compiler)?;
         let beginning = match checkpoint {
-            None => Beginning::Program(compiler.compile(&run.lower_first_state(client.platform())?)?),
-            Some(checkpoint) => Beginning::Checkpoint(checkpoint),
+            None => FirstState::Program(compiler.compile(&run.lower_first_state(client.platform())?)?),
+            Some(checkpoint) => FirstState::Checkpoint(checkpoint),
         };
         let compile_seconds = start.elapsed().as_secs_f64();
         let state = beginning.state(&run, &programs.step, client)?;
@@ -203,24 +203,24 @@ impl<'a> Compiler<'a> {
 }
 
 /// The source of a run's first state.
-enum Beginning<'a> {
+enum FirstState<'a> {
     /// A program, which draws it from the seed.
     Program(Program),
     /// A checkpoint.
     Checkpoint(&'a Checkpoint),
 }
 
-impl Beginning<'_> {
+impl FirstState<'_> {
     /// The state, laid out as the step takes it.
     fn state<M: Model>(&self, run: &Run<M>, step: &Program, client: &Client) -> Result<RunStateOf<M, Array>, Error> {
         let (declared, train) = (run.state(), &run.config().train);
         let leaves = match self {
-            Beginning::Program(first) => {
+            FirstState::Program(first) => {
                 let key = first.put(0, &Key::from_seed(train.seed))?;
                 let drawn = execute(Execution::FirstState, first, &[&key.into_data()], train.time_limit)?;
                 laid_out_for(step, drawn)?
             }
-            Beginning::Checkpoint(checkpoint) => {
+            FirstState::Checkpoint(checkpoint) => {
                 checkpoint.load(&declared, step.inputs(), client, step.executable().devices())?
             }
         };

@@ -28,8 +28,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use activations::Computed;
-use plan::Plan;
-use ring::Walk;
+use plan::Replacements;
+use ring::RingCopy;
 
 use crate::ir::{Graph, GraphCopy, Memo};
 use crate::ops::{Analysis, Op};
@@ -42,23 +42,23 @@ pub fn collective_matmul(graph: &Graph, choice: CollectiveMatmul) -> Graph {
     if choice == CollectiveMatmul::Off {
         return graph.clone();
     }
-    let rings = Pass { choice, bodies: Memo::default() }.graph(graph, &vec![false; graph.inputs().len()]);
+    let rings = MatmulPass { choice, bodies: Memo::default() }.graph(graph, &vec![false; graph.inputs().len()]);
     // Each ring makes its own places and slices of parts, and bodies may have become equal.
     MERGE.run(&rings)
 }
 
-struct Pass {
+struct MatmulPass {
     choice: CollectiveMatmul,
     /// Bodies that have been done, by the flags of their inputs.
     bodies: Memo<Vec<bool>, Arc<Graph>>,
 }
 
-impl Pass {
+impl MatmulPass {
     /// A graph, given which of its inputs are computed.
     fn graph(&self, graph: &Graph, inputs: &[bool]) -> Graph {
         let computed = Computed.values(graph, inputs);
-        let plan = Plan::of(graph, &computed, self.choice);
-        let mut walk = Walk::new(GraphCopy::with_inputs(graph), &plan);
+        let plan = Replacements::of(graph, &computed, self.choice);
+        let mut walk = RingCopy::new(GraphCopy::with_inputs(graph), &plan);
         for node in graph.nodes() {
             // Devices may take different branches and numbers of iterations, and permutes of CPU plugins wait for all
             // devices, not for those of a group alone.

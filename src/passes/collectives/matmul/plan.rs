@@ -9,7 +9,7 @@ use crate::ops::{AllGather, Binary, BinaryKind, Op, ReduceScatter};
 
 /// The replacement of a node that is not copied as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Replacement {
     /// An all-gather whose parts travel; the whole is assembled too, if another node reads it.
     Gather { is_read_whole: bool },
     /// A dot of each part of this all-gather, which is operand `side`; the results stand along dimension `place`.
@@ -23,11 +23,12 @@ pub(super) enum Part {
 
 /// The replacements of a graph's nodes.
 #[derive(Default)]
-pub(super) struct Plan(FxHashMap<Node, Part>);
+pub(super) struct Replacements(FxHashMap<Node, Replacement>);
 
-impl Plan {
-    pub(super) fn of(graph: &Graph, computed: &[bool], choice: CollectiveMatmul) -> Plan {
-        let mut found = Search { graph, computed, choice, readers: readers(graph), plan: Plan::default() };
+impl Replacements {
+    pub(super) fn of(graph: &Graph, computed: &[bool], choice: CollectiveMatmul) -> Replacements {
+        let mut found =
+            MatmulSearch { graph, computed, choice, readers: readers(graph), plan: Replacements::default() };
         for node in graph.nodes() {
             match node.op() {
                 Op::AllGather(gather) => found.gather(node, gather),
@@ -38,7 +39,7 @@ impl Plan {
         found.plan
     }
 
-    pub(super) fn part(&self, node: Node) -> Option<Part> {
+    pub(super) fn part(&self, node: Node) -> Option<Replacement> {
         self.0.get(&node).copied()
     }
 }
@@ -59,22 +60,22 @@ fn readers(graph: &Graph) -> Vec<Readers> {
     readers
 }
 
-struct Search<'g> {
+struct MatmulSearch<'g> {
     graph: &'g Graph,
     computed: &'g [bool],
     choice: CollectiveMatmul,
     readers: Vec<Readers>,
-    plan: Plan,
+    plan: Replacements,
 }
 
-impl Search<'_> {
+impl MatmulSearch<'_> {
     fn gather(&mut self, node: NodeRef<'_>, gather: &AllGather) {
         let &[part] = node.operands() else { return };
         if gather.group.size < 2 || !self.computed[part.index()] {
             return;
         }
         let (whole, readers) = (node.result(), self.readers[node.result().index()].clone());
-        let mut products: SmallVec<[(Node, Part); 4]> = SmallVec::new();
+        let mut products: SmallVec<[(Node, Replacement); 4]> = SmallVec::new();
         let (mut operations, mut rows) = (0.0, usize::MAX);
         for &reader in &readers.nodes {
             let reader = self.graph.node(reader);
@@ -85,7 +86,7 @@ impl Search<'_> {
             };
             let (of_dot, rows_of_dot) = operations_and_rows(self.graph, reader, side);
             (operations, rows) = (operations + of_dot, rows.min(rows_of_dot / gather.group.size));
-            products.push((reader.id, Part::Product { gather: node.id, side, place }));
+            products.push((reader.id, Replacement::Product { gather: node.id, side, place }));
         }
         let ty = self.graph.ty(part);
         let (size, part_bytes, part_size) = (gather.group.size, ty.byte_count(), ty.dims[gather.dim]);
@@ -94,7 +95,7 @@ impl Search<'_> {
             return;
         }
         let is_read_whole = readers.is_output || readers.nodes.len() > products.len();
-        self.plan.0.insert(node.id, Part::Gather { is_read_whole });
+        self.plan.0.insert(node.id, Replacement::Gather { is_read_whole });
         self.plan.0.extend(products);
     }
 
@@ -124,7 +125,7 @@ impl Search<'_> {
         if scatter.group.size < 2 {
             return;
         }
-        let mut terms: SmallVec<[(Node, Part); 8]> = SmallVec::new();
+        let mut terms: SmallVec<[(Node, Replacement); 8]> = SmallVec::new();
         let (mut operations, mut rows) = (0.0, usize::MAX);
         let mut open: SmallVec<[Value; 4]> = SmallVec::from_slice(&[sum]);
         while let Some(value) = open.pop() {
@@ -136,12 +137,12 @@ impl Search<'_> {
                 }
                 None => open.extend_from_slice(term.operands()),
             }
-            terms.push((term.id, Part::Term { cut }));
+            terms.push((term.id, Replacement::Term { cut }));
         }
         let ty = self.graph.ty(node.result());
         let (size, part_bytes, part_size) = (scatter.group.size, ty.byte_count(), ty.dims[scatter.dim]);
         if self.choice.takes(&Ring { size, part_bytes, part_size, rows, operations }) {
-            self.plan.0.insert(node.id, Part::Scatter);
+            self.plan.0.insert(node.id, Replacement::Scatter);
             self.plan.0.extend(terms);
         }
     }

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::plan::{Part, Plan};
+use super::plan::{Replacement, Replacements};
 use crate::ir::{DType, Graph, GraphCopy, Node, NodeRef, TensorType, Value, Values};
 use crate::ops::{
     AllGather, AxisIndex, Binary, BinaryKind, CollectivePermute, DynamicSlice, DynamicUpdateSlice, Group, Op,
@@ -10,9 +10,9 @@ use crate::ops::{
 };
 
 /// The new graph, and the values that have been made for it.
-pub(super) struct Walk<'g> {
+pub(super) struct RingCopy<'g> {
     copy: GraphCopy<'g>,
-    plan: &'g Plan,
+    plan: &'g Replacements,
     /// The parts of each all-gather. Each has the distance of its owner from this device's rank.
     parts: FxHashMap<Node, Vec<(usize, Value)>>,
     /// The position at which the part of the device at some distance begins, by group, distance and size of the parts.
@@ -24,9 +24,9 @@ fn hops(size: usize) -> [usize; 2] {
     [size / 2, (size - 1) / 2]
 }
 
-impl<'g> Walk<'g> {
-    pub(super) fn new(copy: GraphCopy<'g>, plan: &'g Plan) -> Walk<'g> {
-        Walk { copy, plan, parts: FxHashMap::default(), starts: FxHashMap::default() }
+impl<'g> RingCopy<'g> {
+    pub(super) fn new(copy: GraphCopy<'g>, plan: &'g Replacements) -> RingCopy<'g> {
+        RingCopy { copy, plan, parts: FxHashMap::default(), starts: FxHashMap::default() }
     }
 
     pub(super) fn finish(self) -> Graph {
@@ -38,10 +38,12 @@ impl<'g> Walk<'g> {
         let outer = self.copy.builder.origin();
         self.copy.builder.set_origin(node.origin());
         match (node.op(), self.plan.part(node.id)) {
-            (Op::AllGather(gather), Some(Part::Gather { is_read_whole })) => self.gather(node, gather, is_read_whole),
-            (_, Some(Part::Product { gather, side, place })) => self.products(node, gather, side, place),
-            (Op::ReduceScatter(scatter), Some(Part::Scatter)) => self.scatter(node, scatter),
-            (_, Some(Part::Term { .. })) => {}
+            (Op::AllGather(gather), Some(Replacement::Gather { is_read_whole })) => {
+                self.gather(node, gather, is_read_whole)
+            }
+            (_, Some(Replacement::Product { gather, side, place })) => self.products(node, gather, side, place),
+            (Op::ReduceScatter(scatter), Some(Replacement::Scatter)) => self.scatter(node, scatter),
+            (_, Some(Replacement::Term { .. })) => {}
             _ => {
                 self.copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
             }
@@ -175,7 +177,7 @@ impl<'g> Walk<'g> {
         let source = self.copy.source;
         let Some(node) = source.defining_node(value) else { return self.copy.map.get(value) };
         let mut operands: Values = match self.plan.part(node.id) {
-            Some(Part::Term { cut: None }) => {
+            Some(Replacement::Term { cut: None }) => {
                 node.operands().iter().map(|&operand| self.part(operand, scatter, distance)).collect()
             }
             _ => node.operands().iter().map(|&operand| self.copy.map.get(operand)).collect(),
@@ -184,7 +186,7 @@ impl<'g> Walk<'g> {
         ty.dims[scatter.dim] /= scatter.group.size;
         let outer = self.copy.builder.origin();
         self.copy.builder.set_origin(node.origin());
-        if let Some(Part::Term { cut: Some((side, dim)) }) = self.plan.part(node.id) {
+        if let Some(Replacement::Term { cut: Some((side, dim)) }) = self.plan.part(node.id) {
             operands[side] = self.slice(operands[side], dim, &scatter.group, distance);
         }
         let part = self.push(node.op().clone(), &operands, ty);

@@ -140,12 +140,12 @@ struct WithLoss<'a> {
 
 /// Inputs: stacked weights, activations in slots, rows, what else the layer uses; the weights of the loss, and what
 /// else it uses.
-type Inputs = [Vec<Tensor>; 6];
+type LossInputs = [Vec<Tensor>; 6];
 
 impl WithLoss<'_> {
     /// The loss and the sums of auxiliary values. Under differentiation, gradients are found in the same pass, and
     /// kept.
-    fn differentiable(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
+    fn differentiable(&self, inputs: LossInputs) -> (Tensor, Vec<Tensor>) {
         custom_vjp(
             inputs,
             |inputs| self.forwards(inputs),
@@ -154,7 +154,7 @@ impl WithLoss<'_> {
                 let (value, aux, [weights, io, head]) = self.both_ways(inputs);
                 ((value, aux), [weights, io, head, rows, captured, of_loss])
             },
-            |[weights, io, head, rows, captured, of_loss]: Inputs, (value, _)| {
+            |[weights, io, head, rows, captured, of_loss]: LossInputs, (value, _)| {
                 let scaled = |tensors: &[Tensor]| -> Vec<Tensor> {
                     let scale = |tensor: &Tensor| *tensor * value.convert(tensor.dtype()).broadcast_like(*tensor, []);
                     tensors.iter().map(scale).collect()
@@ -165,7 +165,7 @@ impl WithLoss<'_> {
     }
 
     /// The loss and the sums of auxiliary values.
-    fn forwards(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
+    fn forwards(&self, inputs: LossInputs) -> (Tensor, Vec<Tensor>) {
         let PassResults { loss, aux, .. } = self.run(inputs, None);
         let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
         (penalized(loss, self.penalties, &sums), sums)
@@ -173,7 +173,7 @@ impl WithLoss<'_> {
 
     /// The loss, the sums of auxiliary values, and the gradients with respect to weights, inputs and the weights of the
     /// loss.
-    fn both_ways(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>, [Vec<Tensor>; 3]) {
+    fn both_ways(&self, inputs: LossInputs) -> (Tensor, Vec<Tensor>, [Vec<Tensor>; 3]) {
         let [weights, io, _, _, head, _] = inputs.clone();
         let Some(derivatives) = self.differentiate() else {
             // An error has been noted.
@@ -220,7 +220,7 @@ impl WithLoss<'_> {
     }
 
     /// All ticks; with the backward pass, if the derivatives are given.
-    fn run(&self, inputs: Inputs, derivatives: Option<&Derivatives>) -> PassResults {
+    fn run(&self, inputs: LossInputs, derivatives: Option<&Derivatives>) -> PassResults {
         let [weights, io, rows, captured, head, of_loss] = inputs;
         let &WithLoss { options, columns, stage, names, loss, penalties, .. } = self;
         let rows: Vec<Tensor> = rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows))).collect();

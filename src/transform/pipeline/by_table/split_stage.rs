@@ -2,7 +2,7 @@
 //! those of weights, which can wait.
 
 use super::super::stage::{Iteration, StageFunction, StageHalves, StageInputs, gradient_among};
-use crate::autodiff::{Read, SplitBackward};
+use crate::autodiff::{HeldRead, SplitBackward};
 use crate::ir::TensorType;
 use crate::trace::{self, Tensor, fail_internal};
 
@@ -41,7 +41,7 @@ impl SplitStage {
             &(0..one.outputs().len()).map(cotangent).collect::<Vec<_>>(),
         );
         let is_read = |wanted: usize| {
-            cut.reads().iter().any(|read| matches!(*read, Read::Argument(index) if arguments[index] == wanted))
+            cut.reads().iter().any(|read| matches!(*read, HeldRead::Argument(index) if arguments[index] == wanted))
         };
         Some(SplitStage {
             waits: (0..=residuals).map(|index| is_read(residual(index))).collect(),

@@ -39,7 +39,7 @@ use crate::trace::{
 
 crate::tree! {
     /// The state that one tick hands to the next.
-    struct State<T> {
+    struct TickState<T> {
         inbox: T,
         held: Vec<T>,
         between: Vec<T>,
@@ -170,7 +170,7 @@ impl Ticks<'_> {
         }
     }
 
-    fn start(&self, io: Tensor, turns: &InputRing) -> State<Tensor> {
+    fn start(&self, io: Tensor, turns: &InputRing) -> TickState<Tensor> {
         let dims = io.dims();
         let (stages, slots) = (self.shape.stages, self.columns.slots);
         let room = |count: usize, dims: &[usize]| [&[stages, count.max(1)], dims].concat();
@@ -178,7 +178,7 @@ impl Ticks<'_> {
         let held_slots = |index: usize| if self.waits(index) { slots.held_w } else { slots.held_b };
         let residuals = self.residual_types();
         let backwards = self.derivatives.is_some();
-        State {
+        TickState {
             inbox: zeros(io.dtype(), room(slots.inbox, without_first(&dims, 2))),
             held: residuals.iter().enumerate().map(|(index, ty)| buffer(ty, held_slots(index))).collect(),
             between: self.between_types().iter().map(|ty| buffer(ty, slots.between)).collect(),
@@ -239,8 +239,8 @@ impl Ticks<'_> {
         iota(DType::S32, [self.shape.stages], 0).equal(stage as f64).broadcast_like(like, [0])
     }
 
-    fn tick(&self, cells: Tensor, shared: CellNumbers, state: State<Tensor>) -> State<Tensor> {
-        let State { inbox, held, between, io, done, aux, sums, loss_sums, loss } = state;
+    fn tick(&self, cells: Tensor, shared: CellNumbers, state: TickState<Tensor>) -> TickState<Tensor> {
+        let TickState { inbox, held, between, io, done, aux, sums, loss_sums, loss } = state;
         let weights = self.weights.to_vec();
         let turns = shared.shared(TickColumn::Turns);
         let entry = io.dynamic_index(1, turns.maximum(0.0));
@@ -255,7 +255,7 @@ impl Ticks<'_> {
             let io = self.turn(turns, io, entry, |entry| entry);
             let (right, left) = self.permute(y, y);
             let inbox = self.receive(cells, inbox, [right, left, y, y]);
-            return State { inbox, held, between, io, done, aux, sums, loss_sums, loss };
+            return TickState { inbox, held, between, io, done, aux, sums, loss_sums, loss };
         };
         let pass = ForPass { cell: cells, weights, inbox, held: held.clone(), between, others: vec![y], sums };
         let (inbox, (of_x, right, left), between, sums) =
@@ -275,7 +275,7 @@ impl Ticks<'_> {
         });
         let (right, left) = self.permute(self.named(right), self.named(left));
         let inbox = self.receive(cells, inbox, [right, left, y, of_x]);
-        State { inbox, held, between, io, done, aux, sums, loss_sums, loss }
+        TickState { inbox, held, between, io, done, aux, sums, loss_sums, loss }
     }
 
     /// Inputs and their cotangents after a tick: with one slot, which holds `there`, changed and moved one stage to the

@@ -10,8 +10,8 @@ use super::super::stage::StageHalves;
 use super::super::stage_weights::{RepeatNumber, no_sums};
 use super::forward::{KeptWeights, PhasePart, inner_phase, is_looped};
 use super::iteration::{Machine, State};
-use super::phases::{Phase, WeightUse};
-use super::weight_window::{RepeatSums, Window};
+use super::phases::{IterationPhase, WeightUse};
+use super::weight_window::{PhaseWeights, RepeatSums};
 use crate::ir::DType;
 use crate::trace::{ScanOptions, Tensor, arange, fail_internal, scan_with};
 
@@ -38,7 +38,7 @@ impl Backward<'_> {
         if options.repeats == 1 {
             let sums = vec![no_sums(&last)];
             let state = State { io: self.machine.home_back(state.io), ..state };
-            let (state, sums) = self.phase(begin, PhasePart::Whole, &Window::One(last), (state, sums));
+            let (state, sums) = self.phase(begin, PhasePart::Whole, &PhaseWeights::One(last), (state, sums));
             return (state, weights.stack(vec![RepeatSums::One(self.reduced(sums.concat()))]));
         }
         if options.weights.slides() {
@@ -50,8 +50,8 @@ impl Backward<'_> {
         let mut state = state;
         for phase in phases.iter().rev() {
             let (window, of) = match phase.weights {
-                WeightUse::One(0) => (Window::One(first.clone()), 0..1),
-                WeightUse::One(repeat) => (Window::One(last.clone()), repeat..repeat + 1),
+                WeightUse::One(0) => (PhaseWeights::One(first.clone()), 0..1),
+                WeightUse::One(repeat) => (PhaseWeights::One(last.clone()), repeat..repeat + 1),
                 WeightUse::Changing(_) | WeightUse::Any => (between.clone(), 0..options.repeats),
             };
             let (before, added) = self.phase(phase, PhasePart::Whole, &window, (state, sums[of.clone()].to_vec()));
@@ -62,12 +62,19 @@ impl Backward<'_> {
     }
 
     /// The iterations of a part of a phase, the last first.
-    fn phase(&self, phase: &Phase, part: PhasePart, window: &Window, back: Back) -> Back {
+    fn phase(&self, phase: &IterationPhase, part: PhasePart, window: &PhaseWeights, back: Back) -> Back {
         self.phase_from(phase, part, window, RepeatNumber::Known(0).tensor(), back)
     }
 
     /// As [`Backward::phase`], with an offset added to the numbers of iterations.
-    fn phase_from(&self, phase: &Phase, part: PhasePart, window: &Window, offset: Tensor, (state, sums): Back) -> Back {
+    fn phase_from(
+        &self,
+        phase: &IterationPhase,
+        part: PhasePart,
+        window: &PhaseWeights,
+        offset: Tensor,
+        (state, sums): Back,
+    ) -> Back {
         let (carried, read) = state.split();
         let iterations = (part.of(phase, true), true);
         let (state, sums) =
@@ -109,12 +116,12 @@ impl Backward<'_> {
     /// Runs all phases with a sliding window. `last` holds the last repeat of the window.
     fn sliding(
         &self,
-        (begin, end): (&Phase, &Phase),
+        (begin, end): (&IterationPhase, &IterationPhase),
         last: Vec<Tensor>,
         state: State<Tensor>,
     ) -> (State<Tensor>, Vec<Tensor>) {
         let (options, weights) = (self.machine.options, self.machine.weights);
-        let window = Window::One(last.clone());
+        let window = PhaseWeights::One(last.clone());
         let back = (state, vec![no_sums(&last)]);
         let ((state, sums), before) = self.prefetching(RepeatNumber::Known(options.repeats - 2), back, |part, back| {
             self.phase(end, part, &window, back)
@@ -126,7 +133,7 @@ impl Backward<'_> {
         let retreat = |repeat: RepeatNumber, (state, sums): Back, current: Vec<Tensor>| {
             let rest = inner_phase(options, WeightUse::One(0));
             let offset = repeat.tensor() * options.microbatches as f64;
-            let window = Window::One(current.clone());
+            let window = PhaseWeights::One(current.clone());
             let (back, before) = self.prefetching(repeat.plus(-1), (state, sums), |part, back| {
                 self.phase_from(&rest, part, &window, offset, back)
             });
@@ -155,7 +162,7 @@ impl Backward<'_> {
             }
         }
         by_repeat.push(RepeatSums::One(self.reduced(done)));
-        let (state, sums) = self.phase(begin, PhasePart::Whole, &Window::One(current), (state, sums));
+        let (state, sums) = self.phase(begin, PhasePart::Whole, &PhaseWeights::One(current), (state, sums));
         by_repeat.push(RepeatSums::One(self.reduced(sums.concat())));
         by_repeat.reverse();
         (state, weights.stack(by_repeat))
@@ -174,7 +181,7 @@ impl Backward<'_> {
         sums.insert(0, no_sums(&before));
         let phase = inner_phase(options, WeightUse::Changing(0));
         let offset = repeat * options.microbatches as f64;
-        let window = Window::Two { before, after, repeat };
+        let window = PhaseWeights::Two { before, after, repeat };
         let (state, mut sums) = self.phase_from(&phase, PhasePart::Whole, &window, offset, (state, sums));
         let done = sums.pop().unwrap_or_else(|| {
             fail_internal("the change to a repeat of a pipeline", "sums of its weights");

@@ -9,8 +9,8 @@ use std::ops::Range;
 use super::super::stage_weights::RepeatNumber;
 use super::super::{PipelineOptions, WeightPlan};
 use super::iteration::{Machine, State};
-use super::phases::{Phase, WeightUse};
-use super::weight_window::Window;
+use super::phases::{IterationPhase, WeightUse};
+use super::weight_window::PhaseWeights;
 use crate::ir::DType;
 use crate::trace::{ScanOptions, Tensor, Tree, arange, barrier, fail_internal, scan, scan_with, zeros};
 
@@ -24,7 +24,7 @@ pub(super) enum PhasePart {
 
 impl PhasePart {
     /// The iterations of this part of a phase that goes through them in order or in reverse.
-    pub(super) fn of(self, phase: &Phase, reverse: bool) -> Range<usize> {
+    pub(super) fn of(self, phase: &IterationPhase, reverse: bool) -> Range<usize> {
         let Range { start, end } = phase.iterations;
         let middle = (start + end) / 2;
         match (self, reverse) {
@@ -104,10 +104,17 @@ fn halfway(weights: &[Tensor]) -> usize {
 }
 
 /// A phase of all repeats but the first and the last: the change to a repeat, or the rest of it.
-pub(super) fn inner_phase(options: &PipelineOptions, weights: WeightUse) -> Phase {
+pub(super) fn inner_phase(options: &PipelineOptions, weights: WeightUse) -> IterationPhase {
     let (count, lag) = (options.microbatches, options.lag());
     let iterations = if matches!(weights, WeightUse::One(_)) { lag..count } else { 0..lag };
-    Phase { iterations, weights, takes_inputs: false, gives_outputs: false, has_bubbles: false, prefetches: None }
+    IterationPhase {
+        iterations,
+        weights,
+        takes_inputs: false,
+        gives_outputs: false,
+        has_bubbles: false,
+        prefetches: None,
+    }
 }
 
 impl Machine<'_> {
@@ -134,9 +141,9 @@ impl Machine<'_> {
 
     fn phase(
         &self,
-        phase: &Phase,
+        phase: &IterationPhase,
         part: PhasePart,
-        window: &Window,
+        window: &PhaseWeights,
         offset: Tensor,
         state: State<Tensor>,
     ) -> State<Tensor> {
@@ -178,22 +185,22 @@ impl Machine<'_> {
         let (state, zero) = (self.start(io), RepeatNumber::Known(0).tensor());
         let first = self.weights.of_repeat(stacked, RepeatNumber::Known(0));
         if options.repeats == 1 {
-            let state = self.phase(&phases[0], PhasePart::Whole, &Window::One(first.clone()), zero, state);
+            let state = self.phase(&phases[0], PhasePart::Whole, &PhaseWeights::One(first.clone()), zero, state);
             let state = State { io: self.home(state.io), ..state };
             return (state, if self.keeps() { first } else { Vec::new() });
         }
         let (begin, end) = (&phases[0], &phases[phases.len() - 1]);
         if options.weights.slides() {
             let (state, last, kept) = self.sliding(stacked, begin, state, first);
-            let state = self.phase(end, PhasePart::Whole, &Window::One(last), zero, state);
+            let state = self.phase(end, PhasePart::Whole, &PhaseWeights::One(last), zero, state);
             return (state, kept);
         }
-        let mut state = self.phase(begin, PhasePart::Whole, &Window::One(first.clone()), zero, state);
+        let mut state = self.phase(begin, PhasePart::Whole, &PhaseWeights::One(first.clone()), zero, state);
         let last = self.weights.of_repeat(stacked, RepeatNumber::Known(options.repeats - 1));
         for phase in &phases[1..phases.len() - 1] {
             state = self.phase(phase, PhasePart::Whole, &self.between(stacked, (&first, &last)), zero, state);
         }
-        (self.phase(end, PhasePart::Whole, &Window::One(last), zero, state), Vec::new())
+        (self.phase(end, PhasePart::Whole, &PhaseWeights::One(last), zero, state), Vec::new())
     }
 
     /// Whether gathered weights are kept for the backward pass.
@@ -202,10 +209,14 @@ impl Machine<'_> {
     }
 
     /// The window of weights between the first and the last repeat, where weights do not slide.
-    pub(super) fn between(&self, stacked: &[Tensor], (first, last): (&[Tensor], &[Tensor])) -> Window {
+    pub(super) fn between(&self, stacked: &[Tensor], (first, last): (&[Tensor], &[Tensor])) -> PhaseWeights {
         match self.options.repeats {
-            2 => Window::Two { before: first.to_vec(), after: last.to_vec(), repeat: RepeatNumber::Known(1).tensor() },
-            _ => Window::All(stacked.to_vec()),
+            2 => PhaseWeights::Two {
+                before: first.to_vec(),
+                after: last.to_vec(),
+                repeat: RepeatNumber::Known(1).tensor(),
+            },
+            _ => PhaseWeights::All(stacked.to_vec()),
         }
     }
 
@@ -214,13 +225,13 @@ impl Machine<'_> {
     fn sliding(
         &self,
         stacked: &[Tensor],
-        begin: &Phase,
+        begin: &IterationPhase,
         state: State<Tensor>,
         first: Vec<Tensor>,
     ) -> (State<Tensor>, Vec<Tensor>, Vec<Tensor>) {
         let options = self.options;
         let zero = RepeatNumber::Known(0).tensor();
-        let window = Window::One(first.clone());
+        let window = PhaseWeights::One(first.clone());
         let (state, second) = self.prefetching(
             stacked,
             RepeatNumber::Known(1),
@@ -236,7 +247,7 @@ impl Machine<'_> {
         let advance = |repeat: RepeatNumber, state: State<Tensor>, current: Vec<Tensor>| {
             let rest = inner_phase(options, WeightUse::One(0));
             let offset = repeat.tensor() * options.microbatches as f64;
-            let window = Window::One(current.clone());
+            let window = PhaseWeights::One(current.clone());
             let next = repeat.plus(1);
             let (state, gathered) = self.prefetching(
                 stacked,
@@ -285,6 +296,6 @@ impl Machine<'_> {
         let phase = inner_phase(self.options, WeightUse::Changing(0));
         let repeat = repeat.tensor();
         let offset = repeat * self.options.microbatches as f64;
-        self.phase(&phase, PhasePart::Whole, &Window::Two { before, after, repeat }, offset, state)
+        self.phase(&phase, PhasePart::Whole, &PhaseWeights::Two { before, after, repeat }, offset, state)
     }
 }

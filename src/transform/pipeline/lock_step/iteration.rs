@@ -22,8 +22,8 @@ use std::ops::Range;
 use super::super::PipelineOptions;
 use super::super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
 use super::super::stage_weights::StageWeights;
-use super::phases::Phase;
-use super::weight_window::{Items, Window, per_stage, pick_own};
+use super::phases::IterationPhase;
+use super::weight_window::{Items, PhaseWeights, per_stage, pick_own};
 use crate::ir::{AxisNames, DType, TensorType};
 use crate::ops::WithAxes;
 use crate::trace::{Tensor, full, iota, zeros};
@@ -155,7 +155,7 @@ impl Machine<'_> {
 
     /// The slot of `io` that an iteration moves. Where results leave after all inputs have entered, they are put in
     /// order.
-    fn slot(&self, phase: &Phase, iteration: Tensor) -> Tensor {
+    fn slot(&self, phase: &IterationPhase, iteration: Tensor) -> Tensor {
         let slots = slots(self.options);
         let first = if phase.takes_inputs { 0 } else { phase.iterations.start % slots };
         (iteration + (slots - first) as f64) % slots as f64
@@ -194,7 +194,13 @@ impl Machine<'_> {
     }
 
     /// One iteration.
-    pub(super) fn run(&self, phase: &Phase, window: &Window, iteration: Tensor, state: State<Tensor>) -> State<Tensor> {
+    pub(super) fn run(
+        &self,
+        phase: &IterationPhase,
+        window: &PhaseWeights,
+        iteration: Tensor,
+        state: State<Tensor>,
+    ) -> State<Tensor> {
         let items = self.items(iteration);
         let State { shift, sent, io, waiting, aux, stash } = state;
         let moves = phase.takes_inputs || phase.gives_outputs;
@@ -239,8 +245,8 @@ impl Machine<'_> {
     /// of the weights' cotangents with those of this iteration.
     pub(super) fn run_back(
         &self,
-        (halves, phase): (&StageHalves, &Phase),
-        window: &Window,
+        (halves, phase): (&StageHalves, &IterationPhase),
+        window: &PhaseWeights,
         iteration: Tensor,
         (state, sums): (State<Tensor>, Vec<Vec<Tensor>>),
     ) -> (State<Tensor>, Vec<Vec<Tensor>>) {

@@ -17,7 +17,7 @@ mod weight_window;
 use std::cell::RefCell;
 use std::panic::Location;
 
-pub use phases::{Phase, Task, WeightUse};
+pub use phases::{IterationPhase, Task, WeightUse};
 
 use backward::Backward;
 use forward::KeptWeights;
@@ -93,7 +93,7 @@ where
     };
     let names = stage_names(&input.names);
     let weights = StageWeights::new(options, &stacked, (STAGE, &input.names));
-    let program = Program { options, stage: &stage, weights: &weights, names: &names };
+    let program = TracedPipeline { options, stage: &stage, weights: &weights, names: &names };
     // From here on, every line but that of the call is the library's, not the user's.
     let (x, sums) = trace::composite(place, || {
         let io = into_slots(options, input.x, &names);
@@ -113,7 +113,7 @@ fn rows_of_stages(options: &PipelineOptions, names: &AxisNames, rows: Tensor) ->
 }
 
 /// A pipeline whose layer has been traced.
-struct Program<'a> {
+struct TracedPipeline<'a> {
     options: &'a PipelineOptions,
     stage: &'a StageFunction,
     weights: &'a StageWeights<'a>,
@@ -121,11 +121,11 @@ struct Program<'a> {
 }
 
 /// Inputs: stacked weights, activations in slots, rows, and what else the layer uses.
-type Inputs = [Vec<Tensor>; 4];
+type LayerInputs = [Vec<Tensor>; 4];
 
-impl Program<'_> {
+impl TracedPipeline<'_> {
     /// Results in slots, and sums of auxiliary values; with the backward pass written out by hand.
-    fn differentiable(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
+    fn differentiable(&self, inputs: LayerInputs) -> (Tensor, Vec<Tensor>) {
         let halves: RefCell<Option<StageHalves>> = RefCell::new(None);
         custom_vjp(
             inputs,
@@ -187,7 +187,7 @@ impl Program<'_> {
     }
 
     fn machine<'b>(&'b self, halves: Option<&'b StageHalves>, rows: Vec<Tensor>, captured: Vec<Tensor>) -> Machine<'b> {
-        let &Program { options, stage, weights, names } = self;
+        let &TracedPipeline { options, stage, weights, names } = self;
         let rows = rows.into_iter().map(|rows| rows_of_stages(options, names, rows)).collect();
         Machine { options, stage, halves, weights, names, captured, rows }
     }

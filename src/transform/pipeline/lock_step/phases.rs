@@ -32,7 +32,7 @@ pub enum WeightUse {
 
 /// A run of iterations.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Phase {
+pub struct IterationPhase {
     /// The iterations.
     pub iterations: Range<usize>,
     /// The weights it uses.
@@ -56,10 +56,10 @@ impl PipelineOptions {
     }
 
     /// The phases, in order. With weights in a sliding window, stages change repeats in separate phases.
-    pub fn phases(&self) -> Vec<Phase> {
+    pub fn phases(&self) -> Vec<IterationPhase> {
         let (repeats, count, lag) = (self.repeats, self.microbatches, self.lag());
         let prefetch = |repeat: usize| (self.weights.slides() && repeat < repeats).then_some(repeat);
-        let phase = |iterations: Range<usize>, weights| Phase {
+        let phase = |iterations: Range<usize>, weights| IterationPhase {
             has_bubbles: iterations.start < lag || iterations.end > count * repeats,
             takes_inputs: iterations.start < count,
             gives_outputs: iterations.end > count * (repeats - 1) + lag,
@@ -71,14 +71,14 @@ impl PipelineOptions {
             return vec![phase(0..count + lag, WeightUse::One(0))];
         }
         let last = (repeats - 1) * count + lag;
-        let mut phases = vec![Phase { prefetches: prefetch(1), ..phase(0..count, WeightUse::One(0)) }];
+        let mut phases = vec![IterationPhase { prefetches: prefetch(1), ..phase(0..count, WeightUse::One(0)) }];
         if self.weights.slides() {
             for repeat in 1..repeats {
                 let start = repeat * count;
                 phases.push(phase(start..start + lag, WeightUse::Changing(repeat)));
                 if repeat + 1 < repeats {
                     let rest = phase(start + lag..start + count, WeightUse::One(repeat));
-                    phases.push(Phase { prefetches: prefetch(repeat + 1), ..rest });
+                    phases.push(IterationPhase { prefetches: prefetch(repeat + 1), ..rest });
                 }
             }
         } else {

@@ -8,7 +8,7 @@ use crate::trace::{Tensor, VmapOptions, barrier, change_if, concatenate, map_par
 
 /// The weights that a phase uses; each tensor has the dimensions `[S, P, ..]`.
 #[derive(Clone, Debug)]
-pub(super) enum Window {
+pub(super) enum PhaseWeights {
     /// The weights of one repeat.
     One(Vec<Tensor>),
     /// The weights of the repeat that ends and of the one that begins.
@@ -52,15 +52,15 @@ impl StageWeights<'_> {
 
     /// The weights of an iteration, `[S, P, ..]`. Weights that are gathered per iteration wait for `x`, its
     /// activations: a gather that is the same in all iterations would be moved in front of their loop.
-    pub(super) fn of_iteration(&self, window: &Window, items: &Items, x: Tensor) -> Vec<Tensor> {
+    pub(super) fn of_iteration(&self, window: &PhaseWeights, items: &Items, x: Tensor) -> Vec<Tensor> {
         let weights: Vec<Tensor> = match window {
-            Window::One(weights) => weights.clone(),
-            Window::Two { before, after, repeat } => {
+            PhaseWeights::One(weights) => weights.clone(),
+            PhaseWeights::Two { before, after, repeat } => {
                 let is_after = self.is_after(items, *repeat);
                 let choose = |(&before, &after): (&Tensor, &Tensor)| per_stage(is_after, after).select(after, before);
                 before.iter().zip(after).map(choose).collect()
             }
-            Window::All(weights) => weights.iter().map(|weight| pick(*weight, items.repeat)).collect(),
+            PhaseWeights::All(weights) => weights.iter().map(|weight| pick(*weight, items.repeat)).collect(),
         };
         match self.options.weights {
             WeightPlan::PerIteration => {
@@ -80,7 +80,7 @@ impl StageWeights<'_> {
     pub(super) fn add(
         &self,
         sums: &[Vec<Tensor>],
-        window: &Window,
+        window: &PhaseWeights,
         items: &Items,
         (cotangents, has_bubbles): (Vec<Tensor>, bool),
     ) -> Vec<Vec<Tensor>> {
@@ -93,12 +93,12 @@ impl StageWeights<'_> {
             Some(mask) => added(sums, cotangents.iter().map(|&ct| per_stage(mask, ct).select(ct, 0.0))),
         };
         match window {
-            Window::One(_) => vec![add(&sums[0], has_bubbles.then_some(items.active))],
-            Window::Two { repeat, .. } => {
+            PhaseWeights::One(_) => vec![add(&sums[0], has_bubbles.then_some(items.active))],
+            PhaseWeights::Two { repeat, .. } => {
                 let is_after = self.is_after(items, *repeat);
                 vec![add(&sums[0], Some(!is_after & items.active)), add(&sums[1], Some(is_after & items.active))]
             }
-            Window::All(_) => add_own(sums, items, cotangents),
+            PhaseWeights::All(_) => add_own(sums, items, cotangents),
         }
     }
 

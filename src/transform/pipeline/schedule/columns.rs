@@ -1,6 +1,6 @@
 //! A table as numbers, which the program that runs it reads.
 
-use super::slots::{Assigned, Slots, number};
+use super::slots::{AssignedSlots, Slots, number};
 use super::{Route, ScheduleError, Shape, Table};
 
 /// A table as numbers.
@@ -55,8 +55,8 @@ pub struct Columns {
     /// The slot of `between` for the W's of the item; -1 without [`Shape::split`].
     pub backward_between: Vec<Vec<i32>>,
 
-    /// 0 for none, else 1 + the chunk. The real entries come first. This column and the others of weights have `max_weights` entries for each stage:
-    /// `[tick][stage * max_weights + entry]`.
+    /// 0 for none, else 1 + the chunk. The real entries come first. This column and the others of weights have
+    /// `max_weights` entries for each stage: `[tick][stage * max_weights + entry]`.
     pub weights: Vec<Vec<i32>>,
     /// The microbatch; -1 for none.
     pub weights_microbatch: Vec<Vec<i32>>,
@@ -101,7 +101,7 @@ impl Columns {
     pub fn of(table: &Table) -> Result<Columns, ScheduleError> {
         let times = table.times()?;
         let shape = &table.shape;
-        let assigned = Assigned::of(shape, &times);
+        let assigned = AssignedSlots::of(shape, &times);
         let max_weights = table.ticks.iter().flatten().map(|cell| cell.weights.len()).max().unwrap_or(0);
         let mut columns = Columns::empty(shape, table.ticks.len(), max_weights);
         columns.slots = assigned.slots;

@@ -39,7 +39,7 @@ impl Prefer {
 
 /// The rule's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rule {
+pub(super) struct GreedyRule {
     pub mode: Mode,
     /// Microbatches that may be under way. With one chunk, stage s may hold `in_flight - slope * s`.
     pub in_flight: usize,
@@ -71,7 +71,7 @@ const NEVER: u32 = u32::MAX;
 pub(super) const EPSILON: f64 = 1e-9;
 
 /// The work that all stages have done so far, by `[stage * chunks + chunk]`.
-struct State<'a> {
+struct DoneWork<'a> {
     shape: &'a Shape,
     costs: &'a [Cost],
     forwards: Vec<usize>,
@@ -85,16 +85,16 @@ struct State<'a> {
 }
 
 /// A chunk and a microbatch of a pass; `None` if there is no pass.
-type Pass = Option<(usize, usize)>;
+type ChunkPass = Option<(usize, usize)>;
 
 /// Makes a table. Returns `None` if the table would not keep within the bounds, or no stage can go on.
-pub(super) fn greedy(shape: &Shape, costs: &[Cost], rule: &Rule, bounds: Bounds) -> Option<Made> {
+pub(super) fn greedy(shape: &Shape, costs: &[Cost], rule: &GreedyRule, bounds: Bounds) -> Option<Made> {
     let &Shape { stages, microbatches, chunks, .. } = shape;
     let all = microbatches * chunks;
-    let mut state = State::new(shape, costs);
+    let mut state = DoneWork::new(shape, costs);
     let mut ticks: Vec<Vec<Cell>> = Vec::with_capacity(2 * all);
     let (mut time, mut most_held) = (0.0, 0);
-    let mut passes: Vec<(Pass, Pass)> = vec![(None, None); stages];
+    let mut passes: Vec<(ChunkPass, ChunkPass)> = vec![(None, None); stages];
     let mut left = stages * all;
     while left > 0 {
         let tick = ticks.len();
@@ -133,10 +133,10 @@ pub(super) fn greedy(shape: &Shape, costs: &[Cost], rule: &Rule, bounds: Bounds)
     (time <= bounds.time + EPSILON).then_some(Made { table, time, held: most_held })
 }
 
-impl<'a> State<'a> {
-    fn new(shape: &'a Shape, costs: &'a [Cost]) -> State<'a> {
+impl<'a> DoneWork<'a> {
+    fn new(shape: &'a Shape, costs: &'a [Cost]) -> DoneWork<'a> {
         let (chunks, items) = (shape.stages * shape.chunks, shape.virtual_stages() * shape.microbatches);
-        State {
+        DoneWork {
             shape,
             costs,
             forwards: vec![0; chunks],
@@ -157,7 +157,7 @@ impl<'a> State<'a> {
     }
 
     /// The microbatch whose forward pass a chunk can do in a tick, and may.
-    fn next_forward(&self, tick: usize, stage: usize, chunk: usize, rule: &Rule) -> Pass {
+    fn next_forward(&self, tick: usize, stage: usize, chunk: usize, rule: &GreedyRule) -> ChunkPass {
         let here = self.shape.virtual_stage(stage, chunk);
         let at = stage * self.shape.chunks + chunk;
         let microbatch = self.forwards[at];
@@ -181,7 +181,7 @@ impl<'a> State<'a> {
     }
 
     /// The microbatch whose backward pass a chunk can do in a tick, if the forward pass `now` is done in it too.
-    fn next_backward(&self, tick: usize, stage: usize, chunk: usize, now: Pass) -> Pass {
+    fn next_backward(&self, tick: usize, stage: usize, chunk: usize, now: ChunkPass) -> ChunkPass {
         let here = self.shape.virtual_stage(stage, chunk);
         let at = stage * self.shape.chunks + chunk;
         let microbatch = self.backwards[at];
@@ -198,7 +198,7 @@ impl<'a> State<'a> {
 
     /// The oldest backward pass that does not collide with a forward pass. The last chunk wins among passes of the same
     /// age.
-    fn oldest_backward(&self, tick: usize, stage: usize, forward: Pass, at_once: bool) -> Pass {
+    fn oldest_backward(&self, tick: usize, stage: usize, forward: ChunkPass, at_once: bool) -> ChunkPass {
         let now = if at_once { forward } else { None };
         let candidates = (0..self.shape.chunks).filter_map(|chunk| self.next_backward(tick, stage, chunk, now));
         let free = candidates
@@ -207,7 +207,7 @@ impl<'a> State<'a> {
     }
 
     /// The passes of a stage in a tick.
-    fn choose(&self, tick: usize, stage: usize, rule: &Rule) -> (Pass, Pass) {
+    fn choose(&self, tick: usize, stage: usize, rule: &GreedyRule) -> (ChunkPass, ChunkPass) {
         let chunks = self.shape.chunks;
         let in_order = |index: usize| if rule.deep { chunks - 1 - index } else { index };
         let mut forwards = (0..chunks).filter_map(|index| self.next_forward(tick, stage, in_order(index), rule));
@@ -245,7 +245,7 @@ impl<'a> State<'a> {
     }
 
     /// Notes a forward pass, and returns its time.
-    fn forward(&mut self, tick: usize, stage: usize, pass: Pass, cell: &mut Cell) -> f64 {
+    fn forward(&mut self, tick: usize, stage: usize, pass: ChunkPass, cell: &mut Cell) -> f64 {
         let Some((chunk, microbatch)) = pass else { return 0.0 };
         let here = self.shape.virtual_stage(stage, chunk);
         let at = self.at(here, microbatch);
@@ -257,7 +257,7 @@ impl<'a> State<'a> {
     }
 
     /// Notes a backward pass, and returns its time.
-    fn backward(&mut self, tick: usize, stage: usize, pass: Pass, cell: &mut Cell) -> f64 {
+    fn backward(&mut self, tick: usize, stage: usize, pass: ChunkPass, cell: &mut Cell) -> f64 {
         let Some((chunk, microbatch)) = pass else { return 0.0 };
         let here = self.shape.virtual_stage(stage, chunk);
         let at = self.at(here, microbatch);
@@ -288,7 +288,7 @@ impl<'a> State<'a> {
     }
 
     /// Adds gradients of weights: those that may not wait any longer, then as many as fit in the time of the tick.
-    fn fill(&mut self, rule: &Rule, row: &mut [Cell], lasts: &mut [f64]) {
+    fn fill(&mut self, rule: &GreedyRule, row: &mut [Cell], lasts: &mut [f64]) {
         let idle = row.iter().all(Cell::is_empty);
         for (stage, (cell, lasts)) in row.iter_mut().zip(lasts.iter_mut()).enumerate() {
             let pending: usize = self.chunks_of(stage).map(|at| self.backwards[at] - self.weights[at]).sum();

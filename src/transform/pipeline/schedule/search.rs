@@ -1,6 +1,6 @@
 //! Tables by search: over the parameters of the `greedy` rule, and tables by rule.
 
-use super::greedy::{Bounds, EPSILON, Made, Mode, Prefer, Rule, greedy};
+use super::greedy::{Bounds, EPSILON, GreedyRule, Made, Mode, Prefer, greedy};
 use super::orders::{by_rule, check};
 use super::{Cost, Costs, Placement, ScheduleError, Shape, Table};
 
@@ -85,7 +85,7 @@ fn better(made: &Made, best: &Option<Made>) -> bool {
 }
 
 /// The rules to try, those that often are best first.
-fn rules(shape: &Shape) -> Vec<Rule> {
+fn rules(shape: &Shape) -> Vec<GreedyRule> {
     let stages = shape.stages;
     let mut in_flight: Vec<usize> = if stages <= 8 {
         ((stages / 2).max(1)..=2 * stages).collect()
@@ -123,7 +123,7 @@ fn rules(shape: &Shape) -> Vec<Rule> {
         for &in_flight in &in_flight {
             for &waiting in &waiting {
                 for &slope in slopes {
-                    rules.extend(deeps.iter().map(|&deep| Rule { mode, in_flight, slope, waiting, deep }));
+                    rules.extend(deeps.iter().map(|&deep| GreedyRule { mode, in_flight, slope, waiting, deep }));
                 }
             }
         }

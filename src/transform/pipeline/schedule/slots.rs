@@ -20,7 +20,7 @@ pub struct Slots {
 }
 
 /// The slots of every item, by [`Times::index`]; -1 where it has none.
-pub(super) struct Assigned {
+pub(super) struct AssignedSlots {
     pub slots: Slots,
     /// The input of F.
     pub forward_input: Vec<i32>,
@@ -48,11 +48,11 @@ struct Stay {
     backward: bool,
 }
 
-impl Assigned {
-    pub fn of(shape: &Shape, times: &Times) -> Assigned {
+impl AssignedSlots {
+    pub fn of(shape: &Shape, times: &Times) -> AssignedSlots {
         let last = shape.virtual_stages() - 1;
         let nothing = || vec![-1; times.forward.len()];
-        let mut assigned = Assigned {
+        let mut assigned = AssignedSlots {
             slots: Slots::default(),
             forward_input: nothing(),
             backward_input: nothing(),

@@ -53,7 +53,7 @@ pub struct Timeline {
     pub windows: Vec<WeightWindow>,
     /// The times at which the gradients of repeats are reduced and scattered. The list is empty if that happens in
     /// every iteration.
-    pub scatters: Vec<Scatter>,
+    pub scatters: Vec<GradientScatter>,
     /// Sums over all columns.
     pub counts: Counts,
 }
@@ -86,7 +86,7 @@ pub struct WeightWindow {
 
 /// The reduction of the gradient of some repeats, from sums of each device to the part that each keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Scatter {
+pub struct GradientScatter {
     /// The repeats.
     pub repeats: Range<usize>,
     /// The column before which it can begin; the number of columns if it comes after all.
@@ -189,24 +189,26 @@ fn columns(options: &PipelineOptions, table: Option<&Table>) -> Vec<Column> {
 }
 
 /// When weights are gathered and released, and gradients scattered.
-fn weights(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec<Scatter>) {
+fn weights(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec<GradientScatter>) {
     let all = 0..options.parts();
     let once = |alive: Range<usize>| WeightWindow { repeats: all.clone(), gather: alive.start..alive.start, alive };
     let turn = columns / 2;
     match options.weights {
         WeightPlan::PerIteration => (Vec::new(), Vec::new()),
-        _ if options.schedule.branches() => (vec![once(0..columns)], vec![Scatter { repeats: all, column: columns }]),
+        _ if options.schedule.branches() => {
+            (vec![once(0..columns)], vec![GradientScatter { repeats: all, column: columns }])
+        }
         WeightPlan::GatherOnce => {
             let windows =
                 if options.keep_gathered { vec![once(0..columns)] } else { vec![once(0..turn), once(turn..columns)] };
-            (windows, vec![Scatter { repeats: all, column: columns }])
+            (windows, vec![GradientScatter { repeats: all, column: columns }])
         }
         WeightPlan::SlidingWindow | WeightPlan::SplitSlidingWindow => sliding(options, columns),
     }
 }
 
 /// The sliding window: each repeat is gathered while the one before still runs, forwards and, in reverse, backwards.
-fn sliding(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec<Scatter>) {
+fn sliding(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec<GradientScatter>) {
     let phases = options.phases();
     let mirrored = |range: &Range<usize>| columns - range.end..columns - range.start;
     let spans: Vec<RepeatSpan> = (0..options.repeats).map(|repeat| RepeatSpan::of(repeat, &phases)).collect();
@@ -225,7 +227,8 @@ fn sliding(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec
             windows.push(WeightWindow { repeats: repeat..repeat + 1, alive: gather.start..used.end, gather });
         }
     }
-    let scatter = |repeat: usize| Scatter { repeats: repeat..repeat + 1, column: mirrored(&spans[repeat].used).end };
+    let scatter =
+        |repeat: usize| GradientScatter { repeats: repeat..repeat + 1, column: mirrored(&spans[repeat].used).end };
     (windows, (0..options.repeats).rev().map(scatter).collect())
 }
 
@@ -238,7 +241,7 @@ struct RepeatSpan {
 }
 
 impl RepeatSpan {
-    fn of(repeat: usize, phases: &[super::Phase]) -> RepeatSpan {
+    fn of(repeat: usize, phases: &[super::IterationPhase]) -> RepeatSpan {
         let uses = |weights: WeightUse| match weights {
             WeightUse::One(own) => own == repeat,
             WeightUse::Changing(to) => to == repeat || to == repeat + 1,

@@ -26,7 +26,7 @@ mod operation;
 mod parser;
 mod types;
 
-use crate::parse::{Limits, Memory, ParseError, located, utf8};
+use crate::parse::{Memory, ParseError, TextLimits, located, utf8};
 use crate::proto::HloModuleProtoWithConfig;
 
 /// Reads a module. [`read::read`](crate::read::read) reads it too, and tells by itself which language it is in.
@@ -35,14 +35,14 @@ use crate::proto::HloModuleProtoWithConfig;
 /// The text is not StableHLO, or has something that HLO cannot express. Bytes that are not UTF-8 are an error of the
 /// same kind.
 pub fn read(bytes: &[u8]) -> Result<HloModuleProtoWithConfig, ParseError> {
-    read_with(bytes, &Limits::default())
+    read_with(bytes, &TextLimits::default())
 }
 
 /// Like [`read()`], with limits of one's own.
 ///
 /// # Errors
 /// As of [`read()`]; or the text exceeds the limits.
-pub fn read_with(bytes: &[u8], limits: &Limits) -> Result<HloModuleProtoWithConfig, ParseError> {
+pub fn read_with(bytes: &[u8], limits: &TextLimits) -> Result<HloModuleProtoWithConfig, ParseError> {
     let advice = |byte| format!("MLIR text is, and has other bytes in strings as \\{byte:02X}");
     located(bytes, || {
         let text = utf8(bytes, advice)?;

@@ -11,16 +11,16 @@ use crate::syntax::opcodes::{Operands, Operation as Opcode};
 use crate::text::{Layouts, print_shape};
 
 /// The place of an instruction in its computation.
-pub(super) type Place = usize;
+pub(super) type Site = usize;
 
 /// The places of the results of an op.
-pub(super) type Places = SmallVec<[Place; 1]>;
+pub(super) type Sites = SmallVec<[Site; 1]>;
 
 #[derive(Default)]
 pub(super) struct Body<'a> {
     pub(super) instructions: Vec<HloInstructionProto>,
     /// The instructions that the names of the text stand for.
-    values: FxHashMap<&'a str, Places>,
+    values: FxHashMap<&'a str, Sites>,
     parameters: i64,
     /// The metadata of the op that is converted.
     pub(super) metadata: Option<Box<OpMetadata>>,
@@ -29,7 +29,7 @@ pub(super) struct Body<'a> {
     number: String,
     position: usize,
     /// Constants that only describe an instruction; they are dropped unless an instruction uses them.
-    pub(super) asides: Vec<Place>,
+    pub(super) asides: Vec<Site>,
 }
 
 impl<'a> Body<'a> {
@@ -66,7 +66,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    pub(super) fn push(&mut self, mut instruction: HloInstructionProto) -> Place {
+    pub(super) fn push(&mut self, mut instruction: HloInstructionProto) -> Site {
         let place = self.instructions.len();
         instruction.id = place as i64;
         if instruction.name.is_empty() {
@@ -78,7 +78,7 @@ impl<'a> Body<'a> {
     }
 
     /// An instruction with operands, which is not here yet.
-    pub(super) fn instruction(&self, opcode: &str, shape: ShapeProto, operands: &[Place]) -> HloInstructionProto {
+    pub(super) fn instruction(&self, opcode: &str, shape: ShapeProto, operands: &[Site]) -> HloInstructionProto {
         HloInstructionProto {
             opcode: opcode.to_owned(),
             shape: Some(shape),
@@ -88,16 +88,16 @@ impl<'a> Body<'a> {
     }
 
     /// Adds an instruction that has nothing but operands.
-    pub(super) fn simple(&mut self, opcode: &str, shape: ShapeProto, operands: &[Place]) -> Place {
+    pub(super) fn simple(&mut self, opcode: &str, shape: ShapeProto, operands: &[Site]) -> Site {
         let instruction = self.instruction(opcode, shape, operands);
         self.push(instruction)
     }
 
-    pub(super) fn shape(&self, place: Place) -> ShapeProto {
+    pub(super) fn shape(&self, place: Site) -> ShapeProto {
         self.instructions.get(place).and_then(|it| it.shape.clone()).unwrap_or_default()
     }
 
-    pub(super) fn parameter(&mut self, name: &str, shape: ShapeProto) -> Place {
+    pub(super) fn parameter(&mut self, name: &str, shape: ShapeProto) -> Site {
         self.set_name(name);
         let mut instruction = self.instruction("parameter", shape, &[]);
         instruction.parameter_number = self.parameters;
@@ -112,13 +112,13 @@ impl<'a> Body<'a> {
     }
 
     /// A tuple of values.
-    pub(super) fn tuple(&mut self, places: &[Place]) -> Place {
+    pub(super) fn tuple(&mut self, places: &[Site]) -> Site {
         let shape = tuple(places.iter().map(|&place| self.shape(place)).collect());
         self.simple("tuple", shape, places)
     }
 
     /// One value as itself, several as a tuple.
-    pub(super) fn joined(&mut self, places: &[Place]) -> Place {
+    pub(super) fn joined(&mut self, places: &[Site]) -> Site {
         match places {
             [place] => *place,
             places => self.tuple(places),
@@ -126,7 +126,7 @@ impl<'a> Body<'a> {
     }
 
     /// The elements of a tuple.
-    pub(super) fn elements(&mut self, place: Place) -> Places {
+    pub(super) fn elements(&mut self, place: Site) -> Sites {
         let shapes = self.shape(place).tuple_shapes;
         let element = |(index, shape): (usize, ShapeProto)| {
             let mut instruction = self.instruction("get-tuple-element", shape, &[place]);
@@ -137,12 +137,12 @@ impl<'a> Body<'a> {
     }
 
     /// The values of an instruction with this number of results: itself, or the elements of its tuple.
-    pub(super) fn results(&mut self, place: Place, count: usize) -> Places {
+    pub(super) fn results(&mut self, place: Site, count: usize) -> Sites {
         if count == 1 { smallvec![place] } else { self.elements(place) }
     }
 
     /// Gives names of the text to values.
-    pub(super) fn bind(&mut self, operation: &Operation<'a>, places: &[Place]) -> Result<()> {
+    pub(super) fn bind(&mut self, operation: &Operation<'a>, places: &[Site]) -> Result<()> {
         let mut rest = places;
         for (name, count) in &operation.results {
             let Some((these, others)) = rest.split_at_checked(*count) else {
@@ -154,21 +154,21 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    pub(super) fn define(&mut self, name: &'a str, places: Places) {
+    pub(super) fn define(&mut self, name: &'a str, places: Sites) {
         self.values.insert(name, places);
     }
 
     /// Gives one result of a name that has several to a place; the others are not known here.
-    pub(super) fn define_one(&mut self, operand: &Operand<'a>, place: Place) {
+    pub(super) fn define_one(&mut self, operand: &Operand<'a>, place: Site) {
         let places = self.values.entry(operand.name).or_default();
         if places.len() <= operand.number {
-            places.resize(operand.number + 1, Place::MAX);
+            places.resize(operand.number + 1, Site::MAX);
         }
         places[operand.number] = place;
     }
 
     /// The elements of a tuple, each with a name of its own.
-    pub(super) fn named_elements(&mut self, place: Place, names: &[&str]) -> Places {
+    pub(super) fn named_elements(&mut self, place: Site, names: &[&str]) -> Sites {
         let places = self.elements(place);
         for (&place, name) in places.iter().zip(names) {
             self.set_name(name);
@@ -181,10 +181,10 @@ impl<'a> Body<'a> {
     }
 
     /// The value that an op reads.
-    pub(super) fn operand(&self, operand: &Operand<'a>) -> Result<Place> {
+    pub(super) fn operand(&self, operand: &Operand<'a>) -> Result<Site> {
         match self.values.get(operand.name) {
             Some(places) => match places.get(operand.number) {
-                Some(&place) if place != Place::MAX => Ok(place),
+                Some(&place) if place != Site::MAX => Ok(place),
                 _ => fault(
                     operand.position,
                     format!("%{} has {} results, and none of number {}", operand.name, places.len(), operand.number),
@@ -197,7 +197,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    pub(super) fn operands(&self, operation: &Operation<'a>) -> Result<Places> {
+    pub(super) fn operands(&self, operation: &Operation<'a>) -> Result<Sites> {
         operation.operands.iter().map(|operand| self.operand(operand)).collect()
     }
 
@@ -231,7 +231,7 @@ impl<'a> Body<'a> {
     }
 
     /// Whether every instruction has as many operands as its opcode takes.
-    pub(super) fn check_from(&self, first: Place, operation: &Operation<'_>) -> Result<()> {
+    pub(super) fn check_from(&self, first: Site, operation: &Operation<'_>) -> Result<()> {
         for instruction in self.instructions.iter().skip(first) {
             let expected = Opcode::from_name(&instruction.opcode).map(|opcode| opcode.operands);
             let found = instruction.operand_ids.len();
@@ -243,7 +243,7 @@ impl<'a> Body<'a> {
     }
 
     /// The computation, with a root, as the one of an id.
-    pub(super) fn finish(mut self, name: String, id: usize, root: Place) -> HloComputationProto {
+    pub(super) fn finish(mut self, name: String, id: usize, root: Site) -> HloComputationProto {
         if !self.asides.is_empty() {
             let operands = self.instructions.iter().flat_map(|it| &it.operand_ids).copied();
             let used: FxHashSet<i64> = operands.chain([root as i64]).collect();

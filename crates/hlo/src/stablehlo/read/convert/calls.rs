@@ -3,7 +3,7 @@
 use super::super::super::names;
 use super::super::attribute::{Attribute, Value};
 use super::super::operation::Operation;
-use super::body::Places;
+use super::body::Sites;
 use super::{Conversion, Converter, Rule, elementwise, symbol_text};
 use crate::parse::{Result, fault};
 use crate::proto::{CustomCallApiVersion, FrontendAttributes, HloInstructionProto, OutputOperandAliasing, ShapeProto};
@@ -32,7 +32,7 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn call(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn call(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let id = op.converter.called(op.operation, op.operation.symbol(&["callee", "symbol"])?)?;
     op.converter.check_call(op.operation, id)?;
     op.calling("call", vec![id], |_| {})
@@ -40,7 +40,7 @@ fn call(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 
 /// `stablehlo.composite "chlo.name" %0 {composite_attributes = {...}, decomposition = @f, version = 1 : i32}`: the call
 /// of its decomposition, with its name, as XLA writes it.
-fn composite(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn composite(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let id = op.converter.called(operation, operation.symbol(&["decomposition"])?)?;
     op.converter.check_call(operation, id)?;
@@ -57,7 +57,7 @@ fn composite(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let target = symbol_text(operation.required(&["call_target_name", "symbol"])?)?;
     if let Some(later) = target.strip_prefix("mhlo.")
@@ -107,7 +107,7 @@ fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 
 /// `@mhlo.topk` with `mhlo.attributes = {k = 2 : i64, largest = true}`: an opcode that came later than StableHLO's op.
 /// The result is `None` for an unknown one.
-fn later_op(op: &mut Conversion<'_, '_, '_>, name: &str) -> Result<Option<Places>> {
+fn later_op(op: &mut Conversion<'_, '_, '_>, name: &str) -> Result<Option<Sites>> {
     let Some(stated) = op.operation.attributes.get("mhlo.attributes") else { return Ok(None) };
     let Value::Dictionary(own) = &stated.value else { return stated.fault("mhlo.attributes", "{name = value}") };
     if let Some(opcode) = names::opcode(&format!("chlo.{name}")) {

@@ -2,7 +2,7 @@
 
 use super::super::attribute::Value;
 use super::super::operation::Operation;
-use super::body::{Body, Place, Places};
+use super::body::{Body, Site, Sites};
 use super::{Conversion, Rule, one_or_tuple};
 use crate::parse::{Result, array, fault};
 use crate::proto::{HloInstructionProto, PrimitiveType, ReplicaGroup, ShapeProto, SourceTarget};
@@ -67,7 +67,7 @@ fn table(op: &Conversion<'_, '_, '_>, name: &str) -> Result<Vec<Vec<i64>>> {
     }
 }
 
-fn all_gather(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn all_gather(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let common = Common::of(op)?;
     let dimension = op.operation.integer(&["all_gather_dim"])?;
     op.calling("all-gather", Vec::new(), |instruction| {
@@ -76,13 +76,13 @@ fn all_gather(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn all_reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn all_reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let common = Common::of(op)?;
     let reducer = op.applied(0, "reducer")?;
     op.calling("all-reduce", vec![reducer], |instruction| common.set(instruction))
 }
 
-fn reduce_scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn reduce_scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let common = Common::of(op)?;
     let dimension = op.operation.integer(&["scatter_dimension"])?;
     let reducer = op.applied(0, "reducer")?;
@@ -92,7 +92,7 @@ fn reduce_scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn collective_permute(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn collective_permute(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let common = Common::of(op)?;
     let pair = |row: Vec<i64>| match row[..] {
         [source, target] => Some(SourceTarget { source, target }),
@@ -107,14 +107,14 @@ fn collective_permute(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn collective_broadcast(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn collective_broadcast(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let common = Common::of(op)?;
     op.calling("collective-broadcast", Vec::new(), |instruction| common.set(instruction))
 }
 
 /// HLO exchanges parts of one dimension and leaves them there. Where they are joined along another dimension, they are
 /// moved to it afterwards, as XLA does it.
-fn all_to_all(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn all_to_all(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (common, operation) = (Common::of(op)?, op.operation);
     let split = operation.integer(&["split_dimension"])?;
     let concatenated = operation.integer(&["concat_dimension"])?;
@@ -142,10 +142,10 @@ fn all_to_all(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 fn moved_parts<'a>(
     body: &mut Body<'a>,
     operation: &Operation<'a>,
-    place: Place,
+    place: Site,
     result: ShapeProto,
     [split, concatenated, parts]: [i64; 3],
-) -> Result<Place> {
+) -> Result<Site> {
     let from = body.shape(place);
     let rank = from.dimensions.len() as i64;
     let is_dimension = |dimension: i64| (0..rank).contains(&dimension);

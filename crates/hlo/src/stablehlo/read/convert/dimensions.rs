@@ -4,7 +4,7 @@ use super::super::attribute::{Attribute, Value};
 use super::super::lexer::Lexer;
 use super::super::literal::{elements, literal};
 use super::super::operation::Operation;
-use super::body::Places;
+use super::body::Sites;
 use super::{Conversion, Converter, Rule};
 use crate::parse::{Result, fault};
 use crate::proto::hlo_instruction_proto::SliceDimensions;
@@ -145,22 +145,22 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn transpose(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn transpose(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimensions = op.integers(&["permutation", "dims"])?;
     op.single("transpose", |instruction| instruction.dimensions = dimensions)
 }
 
-fn reverse(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn reverse(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimensions = op.integers(&["dimensions", "dims"])?;
     op.single("reverse", |instruction| instruction.dimensions = dimensions)
 }
 
-fn concatenate(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn concatenate(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimension = op.operation.integer(&["dimension", "dim"])?;
     op.single("concatenate", |instruction| instruction.dimensions = vec![dimension])
 }
 
-fn slice(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn slice(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimensions = match op.operation.attributes.get("ranges") {
         Some(ranges) => {
             let range = |range: &Attribute<'_>| {
@@ -190,12 +190,12 @@ fn slice(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     op.single("slice", |instruction| instruction.slice_dimensions = dimensions)
 }
 
-fn dynamic_slice(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn dynamic_slice(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let sizes = op.integers(&["slice_sizes", "sizes"])?;
     op.single("dynamic-slice", |instruction| instruction.dynamic_slice_sizes = sizes)
 }
 
-fn pad(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn pad(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let low = op.integers(&["edge_padding_low", "low"])?.into_iter();
     let each = low.zip(op.integers(&["edge_padding_high", "high"])?);
     let each = each.zip(op.integers(&["interior_padding", "interior"])?);
@@ -209,7 +209,7 @@ fn pad(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 }
 
 /// `#stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>`
-fn gather(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn gather(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let numbers = op.numbers("dimension_numbers")?;
     let numbers = GatherDimensionNumbers {
         offset_dims: numbers.list("offset_dims"),
@@ -281,7 +281,7 @@ impl Conversion<'_, '_, '_> {
 }
 
 /// `batching_dims = [0] x [0], contracting_dims = [2] x [1]`, or `#stablehlo.dot<...>`.
-fn dot_general(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn dot_general(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     if operation.attributes.get("dot_dimension_numbers").is_some() {
         let numbers = op.numbers("dot_dimension_numbers")?.of_product();
@@ -299,7 +299,7 @@ fn dot_general(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 }
 
 /// The product of two matrices, or of operands of one dimension.
-fn dot(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn dot(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let left = op.operands()?.first().map_or(0, |&place| op.body.shape(place).dimensions.len());
     let numbers = DotDimensionNumbers {
         lhs_contracting_dimensions: vec![left.saturating_sub(1) as i64],
@@ -309,7 +309,7 @@ fn dot(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     product(op, numbers)
 }
 
-fn product(op: &mut Conversion<'_, '_, '_>, numbers: DotDimensionNumbers) -> Result<Places> {
+fn product(op: &mut Conversion<'_, '_, '_>, numbers: DotDimensionNumbers) -> Result<Sites> {
     let precision = op.converter.precision(op.operation)?;
     op.single("dot", |instruction| {
         instruction.dot_dimension_numbers = Some(numbers.into());
@@ -318,7 +318,7 @@ fn product(op: &mut Conversion<'_, '_, '_>, numbers: DotDimensionNumbers) -> Res
 }
 
 /// `ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], ..., rhs_group_dimensions = [0]>`
-fn ragged_dot(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn ragged_dot(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let stated = op.numbers("ragged_dot_dimension_numbers")?;
     let numbers = RaggedDotDimensionNumbers {
         lhs_ragged_dimensions: stated.list("lhs_ragged_dimensions"),
@@ -333,7 +333,7 @@ fn ragged_dot(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 }
 
 /// `type = RFFT, length = [8]`
-fn fft(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn fft(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let kind = op.choice(&["fft_type", "type"], "FFT, IFFT, RFFT or IRFFT", FftType::from_str_name)?;
     let length = op.integers(&["fft_length", "length"])?;
     op.single("fft", |instruction| {
@@ -342,12 +342,12 @@ fn fft(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn cholesky(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn cholesky(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let options = CholeskyOptions { lower: op.operation.flag("lower")? };
     op.single("cholesky", |instruction| instruction.cholesky_options = Some(options.into()))
 }
 
-fn triangular_solve(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn triangular_solve(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let transpose = op.choice(&["transpose_a"], "NO_TRANSPOSE, TRANSPOSE or ADJOINT", Transpose::from_str_name)?;
     let options = TriangularSolveOptions {
         left_side: op.operation.flag("left_side")?,

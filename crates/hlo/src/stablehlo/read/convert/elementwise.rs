@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::super::super::names::{COMPARISONS, DIRECTIONS, LARGE_SPLAT};
 use super::super::attribute::{Attribute, Value};
 use super::super::literal::{elements, literal};
-use super::body::{Body, Place, Places};
+use super::body::{Body, Site, Sites};
 use super::{Conversion, Converter, Rule};
 use crate::parse::{Result, array, fault};
 use crate::proto::result_accuracy::{Mode, Specs, Tolerance};
@@ -80,7 +80,7 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn constant(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn constant(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let attribute = op.operation.required(&["value"])?;
     let parser = &op.converter.parser;
     let (found, shape) = match &attribute.value {
@@ -104,7 +104,7 @@ fn constant(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     Ok(smallvec![push_constant(op.body, shape.clone(), value)])
 }
 
-fn push_constant(body: &mut Body<'_>, shape: ShapeProto, value: LiteralProto) -> Place {
+fn push_constant(body: &mut Body<'_>, shape: ShapeProto, value: LiteralProto) -> Site {
     let mut instruction = body.instruction("constant", shape, &[]);
     instruction.literal = Some(value.into());
     body.push(instruction)
@@ -112,7 +112,7 @@ fn push_constant(body: &mut Body<'_>, shape: ShapeProto, value: LiteralProto) ->
 
 /// The words of a comparison stand alone in the short form, and in attributes like `#stablehlo<comparison_type FLOAT>`
 /// in the generic one.
-fn compare(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn compare(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let stated = |name: &str, at: usize| match operation.attributes.get(name) {
         Some(attribute) => op.converter.last_word(attribute).map(Some),
@@ -146,14 +146,14 @@ fn known(word: &str, at: usize, words: &[&str]) -> Result<()> {
     }
 }
 
-fn iota(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn iota(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimension = op.operation.integer(&["iota_dimension", "dim"])?;
     op.over("iota", &[], |instruction| instruction.dimensions = vec![dimension])
 }
 
 /// HLO repeats a dimension that the operand lacks, and never one that it has: a dimension of size 1 that grows is
 /// reshaped away before.
-fn broadcast_in_dim(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn broadcast_in_dim(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let mut operand = op.operand()?;
     let shape = op.operation.result_type()?;
     let dimensions = op.integers(&["broadcast_dimensions", "dims"])?;
@@ -177,11 +177,11 @@ fn broadcast_in_dim(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     op.over("broadcast", &[operand], |instruction| instruction.dimensions = kept(&dimensions))
 }
 
-fn create_token(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn create_token(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.over("after-all", &[], |_| {})
 }
 
-fn get_tuple_element(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn get_tuple_element(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let index = match operation.attributes.get("index") {
         Some(index) => index.integer("index")?,
@@ -196,7 +196,7 @@ fn get_tuple_element(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     op.single("get-tuple-element", |instruction| instruction.tuple_index = index)
 }
 
-fn optimization_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn optimization_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operands = op.operands()?;
     let joined = op.body.joined(&operands);
     let shape = op.body.shape(joined);
@@ -205,7 +205,7 @@ fn optimization_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 }
 
 /// `format = e5m10`
-fn reduce_precision(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn reduce_precision(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let (exponent, mantissa) = match operation.attributes.get("format") {
         Some(format) => {
@@ -231,7 +231,7 @@ fn reduce_precision(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 
 /// Two operands are the parameters of the distribution. The third, a constant, is the shape, which the type of the
 /// result states too.
-fn rng(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn rng(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operands = op.operands()?;
     let &[first, second, shape] = operands.as_slice() else { return op.operation.fault("expected three operands") };
     let of = |word: &str| RandomDistribution::from_str_name(&format!("RNG_{word}"));
@@ -241,7 +241,7 @@ fn rng(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     op.over("rng", &[first, second], |instruction| instruction.distribution = distribution.into())
 }
 
-fn rng_bit_generator(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn rng_bit_generator(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let of = |word: &str| RandomAlgorithm::from_str_name(&format!("RNG_{word}"));
     let names = ["rng_algorithm", "algorithm"];
     let algorithm = op.choice(&names, "DEFAULT, THREE_FRY or PHILOX as the algorithm", of)?;
@@ -252,7 +252,7 @@ fn rng_bit_generator(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 }
 
 /// `epsilon = 1.0e-5 : f32, feature_index = 1 : i64`
-fn batch_norm(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn batch_norm(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let epsilon = op.converter.real(op.operation.required(&["epsilon"])?, "epsilon")?;
     let feature_index = op.operation.integer(&["feature_index"])?;
     let opcode = op.operation.name.trim_start_matches("stablehlo.").replace('_', "-");
@@ -262,18 +262,18 @@ fn batch_norm(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn get_dimension_size(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn get_dimension_size(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimension = op.operation.integer(&["dimension", "dim"])?;
     op.single("get-dimension-size", |instruction| instruction.dimensions = vec![dimension])
 }
 
-fn square(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn square(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operand = op.operand()?;
     op.over("multiply", &[operand, operand], |_| {})
 }
 
 /// An op that XLA expands into many instructions: a custom call of its name stands for them.
-fn custom(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn custom(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let name = op.body.name(op.operation.name.trim_start_matches("chlo."));
     let target = op.operation.name.clone().into_owned();
     op.single("custom-call", |instruction| {
@@ -283,13 +283,13 @@ fn custom(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn top_k(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn top_k(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let is_largest = op.operation.attributes.get("largest").map_or(Ok(true), |it| it.boolean("largest"))?;
     largest(op, op.operation.integer(&["k"])?, is_largest)
 }
 
 /// The `k` largest elements along the last dimension, or the smallest.
-pub(super) fn largest(op: &mut Conversion<'_, '_, '_>, k: i64, largest: bool) -> Result<Places> {
+pub(super) fn largest(op: &mut Conversion<'_, '_, '_>, k: i64, largest: bool) -> Result<Sites> {
     op.calling("topk", Vec::new(), |instruction| {
         instruction.k = k;
         instruction.largest = largest;

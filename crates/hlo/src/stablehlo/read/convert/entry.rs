@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::operation::{Argument, Operation, Region};
-use super::body::{Body, Place};
+use super::body::{Body, Site};
 use super::{Converter, frontend_attributes, shardy};
 use crate::parse::Result;
 use crate::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
@@ -185,7 +185,7 @@ impl<'a> Converter<'a, '_> {
     }
 
     /// The root: the results, each behind a custom call that states Shardy's sharding of it, as XLA writes them.
-    fn results(&mut self, body: &mut Body<'a>, results: &[Place], attributes: &[Attributes<'a>]) -> Result<Place> {
+    fn results(&mut self, body: &mut Body<'a>, results: &[Site], attributes: &[Attributes<'a>]) -> Result<Site> {
         let (mut places, mut shardings) = (Vec::new(), Vec::new());
         for (index, &place) in results.iter().enumerate() {
             let stated = attributes.get(index).map(|attributes| self.sharding(attributes)).transpose()?;

@@ -10,7 +10,7 @@ mod regions;
 mod shardy;
 mod windows;
 
-use body::{Body, Place, Places};
+use body::{Body, Site, Sites};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::smallvec;
 
@@ -29,7 +29,7 @@ use crate::suggest::did_you_mean;
 use shardy::Meshes;
 
 /// How ops of one name become instructions: the places of what they give.
-type Rule = fn(&mut Conversion<'_, '_, '_>) -> Result<Places>;
+type Rule = fn(&mut Conversion<'_, '_, '_>) -> Result<Sites>;
 
 /// An op that becomes instructions of a computation.
 struct Conversion<'r, 'a, 'o> {
@@ -39,12 +39,12 @@ struct Conversion<'r, 'a, 'o> {
 }
 
 impl Conversion<'_, '_, '_> {
-    fn operands(&self) -> Result<Places> {
+    fn operands(&self) -> Result<Sites> {
         self.body.operands(self.operation)
     }
 
     /// The only operand.
-    fn operand(&self) -> Result<Place> {
+    fn operand(&self) -> Result<Site> {
         match self.operands()?.as_slice() {
             &[operand] => Ok(operand),
             _ => self.operation.fault("expected one operand"),
@@ -52,24 +52,19 @@ impl Conversion<'_, '_, '_> {
     }
 
     /// Adds an instruction with these operands and the only result of the op.
-    fn over(&mut self, opcode: &str, operands: &[Place], set: impl FnOnce(&mut HloInstructionProto)) -> Result<Places> {
+    fn over(&mut self, opcode: &str, operands: &[Site], set: impl FnOnce(&mut HloInstructionProto)) -> Result<Sites> {
         let mut instruction = self.body.instruction(opcode, self.operation.result_type()?.clone(), operands);
         set(&mut instruction);
         Ok(smallvec![self.body.push(instruction)])
     }
 
     /// Adds an instruction with the operands of the op and its only result.
-    fn single(&mut self, opcode: &str, set: impl FnOnce(&mut HloInstructionProto)) -> Result<Places> {
+    fn single(&mut self, opcode: &str, set: impl FnOnce(&mut HloInstructionProto)) -> Result<Sites> {
         self.over(opcode, &self.operands()?, set)
     }
 
     /// Adds an instruction with all operands and results of the op, which calls computations.
-    fn calling(
-        &mut self,
-        opcode: &str,
-        called: Vec<i64>,
-        set: impl FnOnce(&mut HloInstructionProto),
-    ) -> Result<Places> {
+    fn calling(&mut self, opcode: &str, called: Vec<i64>, set: impl FnOnce(&mut HloInstructionProto)) -> Result<Sites> {
         let shapes = self.operation.result_types()?.to_vec();
         let count = shapes.len();
         let mut instruction = self.body.instruction(opcode, one_or_tuple(shapes), &self.operands()?);
@@ -241,7 +236,7 @@ impl<'a, 'o> Converter<'a, 'o> {
     }
 
     /// Converts the ops of a block: the values that it returns.
-    fn block(&mut self, body: &mut Body<'a>, region: &Region<'a>, around: &Operation<'a>) -> Result<Places> {
+    fn block(&mut self, body: &mut Body<'a>, region: &Region<'a>, around: &Operation<'a>) -> Result<Sites> {
         let Some((last, operations)) = region.operations.split_last().filter(|(last, _)| last.is_return()) else {
             return around.fault("expected a region that ends with a return");
         };

@@ -10,7 +10,7 @@ use smallvec::smallvec;
 use super::super::super::names;
 use super::super::attribute::Value;
 use super::super::operation::{Operand, Operation, Region};
-use super::body::{Body, Place, Places};
+use super::body::{Body, Site, Sites};
 use super::{Conversion, Converter, Rule, one_or_tuple};
 use crate::parse::{Result, tuple};
 use crate::proto::{HloInstructionProto, ScatterDimensionNumbers, ShapeProto};
@@ -70,7 +70,7 @@ fn is_small(constant: &HloInstructionProto) -> bool {
 
 /// The values that regions capture: those carried into them, and constants.
 struct Captured<'a> {
-    carried: Vec<(Operand<'a>, Place)>,
+    carried: Vec<(Operand<'a>, Site)>,
     constants: Vec<(Operand<'a>, HloInstructionProto)>,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Captured<'a> {
         Ok(all)
     }
 
-    fn places(&self) -> impl Iterator<Item = Place> {
+    fn places(&self) -> impl Iterator<Item = Site> {
         self.carried.iter().map(|(_, place)| *place)
     }
 
@@ -171,7 +171,7 @@ impl<'a> Converter<'a, '_> {
         let only = shapes.len() == 1;
         let names = region.arguments.iter().map(|argument| argument.name);
         let names: Vec<&str> = names.chain(captured.carried.iter().map(|(operand, _)| operand.name)).collect();
-        let places: Places = match (only, shapes) {
+        let places: Sites = match (only, shapes) {
             (true, mut shapes) => shapes
                 .pop()
                 .map(|shape| inner.parameter(names.first().unwrap_or(&"value"), shape))
@@ -186,7 +186,7 @@ impl<'a> Converter<'a, '_> {
         for (argument, place) in region.arguments.iter().zip(&mut rest) {
             inner.define(argument.name, smallvec![place]);
         }
-        let carried: Places = rest.collect();
+        let carried: Sites = rest.collect();
         for ((operand, _), &place) in captured.carried.iter().zip(&carried) {
             inner.define_one(operand, place);
         }
@@ -201,7 +201,7 @@ impl<'a> Converter<'a, '_> {
     }
 }
 
-fn while_loop(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn while_loop(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (operands, operation) = (op.operands()?, op.operation);
     let captured = Captured::of(op.body, &operation.regions)?;
     for region in 0..2 {
@@ -212,7 +212,7 @@ fn while_loop(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     }
     let condition = op.converter.carrying(op.body, operation, 0, "condition", &captured, false)?;
     let step = op.converter.carrying(op.body, operation, 1, "body", &captured, true)?;
-    let all: Places = operands.iter().copied().chain(captured.places()).collect();
+    let all: Sites = operands.iter().copied().chain(captured.places()).collect();
     let state = op.body.joined(&all);
     let shape = op.body.shape(state);
     let mut instruction = op.body.instruction("while", shape, &[state]);
@@ -224,7 +224,7 @@ fn while_loop(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
 }
 
 /// `if` and `case`: a computation for each branch.
-fn conditional(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn conditional(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (operands, operation) = (op.operands()?, op.operation);
     let &[selector] = operands.as_slice() else {
         return operation.fault("expected one operand, which selects a branch");
@@ -243,7 +243,7 @@ fn conditional(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
             (false, number) => format!("branch_{number}"),
         };
         branches.push(op.converter.carrying(op.body, operation, number, &name, &captured, false)?);
-        let places: Places = captured.places().collect();
+        let places: Sites = captured.places().collect();
         all.push(op.body.joined(&places));
     }
     let shapes = operation.result_types()?.to_vec();
@@ -254,7 +254,7 @@ fn conditional(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     Ok(op.body.results(place, count))
 }
 
-fn reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimensions = op.integers(&["dimensions"])?;
     let reducer = match op.operation.attributes.get("applies").map(|attribute| &attribute.value) {
         Some(Value::Word(applied)) => op.converter.applied_op(op.body, op.operation, applied)?,
@@ -263,7 +263,7 @@ fn reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     op.calling("reduce", vec![reducer], |instruction| instruction.dimensions = dimensions)
 }
 
-fn sort(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn sort(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let comparator = op.applied(0, "comparator")?;
     let dimension = op.operation.optional_integer("dimension")?.unwrap_or(-1);
     let rank = op.operation.result_types()?.first().map_or(0, |shape| shape.dimensions.len() as i64);
@@ -277,14 +277,14 @@ fn sort(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     })
 }
 
-fn map(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn map(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let dimensions = op.integers(&["dimensions"])?;
     let applied = op.applied(0, "mapped")?;
     op.calling("map", vec![applied], |instruction| instruction.dimensions = dimensions)
 }
 
 /// `#stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], ...>`
-fn scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let numbers = op.numbers("scatter_dimension_numbers")?;
     let numbers = ScatterDimensionNumbers {
         update_window_dims: numbers.list("update_window_dims"),

@@ -12,7 +12,7 @@ use super::super::attribute::{Attribute, Value};
 use super::super::lexer::{Lexer, Span};
 use super::super::operation::Operation;
 use super::super::parser::Parser;
-use super::body::{Body, Place, Places};
+use super::body::{Body, Site, Sites};
 use super::{Conversion, Converter, Rule, one_or_tuple};
 use crate::parse::{Result, fault, parse_sharding};
 use crate::proto::op_sharding::Type;
@@ -31,7 +31,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
 /// The frontend attribute of a value's sharding in Shardy's text.
 pub(super) const SHARDING: &str = "xla.sdy.sharding";
 
-struct Mesh {
+struct ShardyMesh {
     name: String,
     axes: Vec<(String, i64)>,
     /// The devices in the order of the axes; empty if they are in order of their numbers.
@@ -41,7 +41,7 @@ struct Mesh {
 }
 
 #[derive(Default)]
-pub(super) struct Meshes(Vec<Mesh>);
+pub(super) struct Meshes(Vec<ShardyMesh>);
 
 /// An axis of a mesh, or a part of one: the number of devices before the part in its axis, and in it.
 struct AxisPart {
@@ -141,8 +141,8 @@ fn dialect_body(attribute: &Attribute<'_>) -> Result<Span> {
 }
 
 /// `["data"=2, "fsdp"=4], device_ids=[0, 2, 1, 3]`
-fn read_mesh(mut lexer: Lexer<'_>, name: String, text: &str) -> Result<Mesh> {
-    let mut mesh = Mesh { name, axes: Vec::new(), devices: Vec::new(), text: text.to_owned() };
+fn read_mesh(mut lexer: Lexer<'_>, name: String, text: &str) -> Result<ShardyMesh> {
+    let mut mesh = ShardyMesh { name, axes: Vec::new(), devices: Vec::new(), text: text.to_owned() };
     lexer.expect("[", "before the axes of a mesh")?;
     while !lexer.eat("]") {
         let start = lexer.here();
@@ -170,7 +170,7 @@ fn read_mesh(mut lexer: Lexer<'_>, name: String, text: &str) -> Result<Mesh> {
 }
 
 /// `{"data", "fsdp":(1)2, ?}p1`
-fn dimension(lexer: &mut Lexer<'_>, mesh: &Mesh) -> Result<Vec<AxisPart>> {
+fn dimension(lexer: &mut Lexer<'_>, mesh: &ShardyMesh) -> Result<Vec<AxisPart>> {
     let mut parts = Vec::new();
     lexer.expect("{", "before the axes of a dimension")?;
     while !lexer.eat("}") {
@@ -205,7 +205,7 @@ fn dimension(lexer: &mut Lexer<'_>, mesh: &Mesh) -> Result<Vec<AxisPart>> {
 /// A sharding in tiles. Axes are cut where a part of one is used; the devices are an iota over what they are cut into,
 /// transposed so that what splits the first dimension varies slowest. The result is `None` if parts do not divide their
 /// axes.
-fn tiles(mesh: &Mesh, dimensions: &[Vec<AxisPart>], manual: &[String]) -> Option<OpSharding> {
+fn tiles(mesh: &ShardyMesh, dimensions: &[Vec<AxisPart>], manual: &[String]) -> Option<OpSharding> {
     if let ([], &[device]) = (mesh.axes.as_slice(), mesh.devices.as_slice()) {
         return Some(OpSharding {
             r#type: Type::Maximal.into(),
@@ -349,7 +349,7 @@ fn add_attribute(instruction: &mut HloInstructionProto, key: &str, text: String)
 }
 
 /// A custom call of XLA's for Shardy.
-fn marker(body: &Body<'_>, target: &str, shape: ShapeProto, operands: &[Place]) -> HloInstructionProto {
+fn marker(body: &Body<'_>, target: &str, shape: ShapeProto, operands: &[Site]) -> HloInstructionProto {
     let mut instruction = body.instruction("custom-call", shape, operands);
     instruction.custom_call_target = target.to_owned();
     instruction.custom_call_api_version = crate::proto::CustomCallApiVersion::ApiVersionOriginal.into();
@@ -357,7 +357,7 @@ fn marker(body: &Body<'_>, target: &str, shape: ShapeProto, operands: &[Place]) 
 }
 
 /// The custom call that states the sharding of a result of the program.
-pub(super) fn result_sharding(body: &mut Body<'_>, place: Place, text: &str) -> Place {
+pub(super) fn result_sharding(body: &mut Body<'_>, place: Site, text: &str) -> Site {
     let inner = text.strip_prefix("#sdy.sharding").unwrap_or(text);
     let mut instruction = marker(body, "xla.sdy.FuncResultSharding", body.shape(place), &[place]);
     instruction.name = body.name("result_sharding");
@@ -366,7 +366,7 @@ pub(super) fn result_sharding(body: &mut Body<'_>, place: Place, text: &str) -> 
     body.push(instruction)
 }
 
-fn sharding_constraint(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn sharding_constraint(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let attribute = op.operation.required(&["sharding", "angles"])?;
     let Converter { parser, meshes, manual, .. } = &mut *op.converter;
     let (sharding, text) = meshes.of_value(parser, attribute, manual)?;
@@ -409,7 +409,7 @@ impl<'a> Converter<'a, '_> {
 }
 
 /// A region with the shapes of one device: a call between two custom calls that change shapes.
-fn manual_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn manual_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (operands, operation) = (op.operands()?, op.operation);
     let axes = op.converter.axes(operation)?;
     let quoted: Vec<String> = axes.iter().map(|axis| format!("\"{axis}\"")).collect();
@@ -432,7 +432,7 @@ fn manual_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
         Ok(op.body.results(place, count))
     };
     let arguments = match count {
-        0 => Places::new(),
+        0 => Sites::new(),
         _ => {
             let shapes = region.arguments.iter().map(|argument| argument.shape.clone()).collect();
             change(op, ["GlobalToLocalShape", "global_to_local", "in_shardings"], shapes, &operands)?
@@ -460,7 +460,7 @@ fn manual_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     }
 }
 
-fn propagation_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn propagation_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let direction = op.operation.required(&["allowed_direction"])?;
     let text = match &direction.value {
         Value::Integer(number) => number.to_string(),
@@ -472,16 +472,16 @@ fn propagation_barrier(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
     Ok(smallvec![op.body.push(instruction)])
 }
 
-fn sharding_group(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn sharding_group(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let mut instruction = marker(op.body, "xla.sdy.ShardingGroup", one_or_tuple(Vec::new()), &op.operands()?);
     instruction.custom_call_has_side_effect = true;
     let group = op.operation.integer(&["group_id"])?;
     add_attribute(&mut instruction, "xla.sdy.sharding_group_id", format!("{group} : i64"));
     op.body.push(instruction);
-    Ok(Places::new())
+    Ok(Sites::new())
 }
 
 /// Converts an op that Shardy adds while it propagates: its result is its operand.
-fn data_flow_edge(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn data_flow_edge(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.operands()
 }

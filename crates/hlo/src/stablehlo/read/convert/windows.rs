@@ -3,7 +3,7 @@
 use super::super::attribute::Value;
 use super::super::lexer::Lexer;
 use super::super::operation::Operation;
-use super::body::Places;
+use super::body::Sites;
 use super::{Conversion, Rule};
 use crate::parse::{Result, fault};
 use crate::proto::{ConvolutionDimensionNumbers, Window, WindowDimension};
@@ -116,7 +116,7 @@ fn dimension_numbers(mut lexer: Lexer<'_>) -> Result<ConvolutionDimensionNumbers
     })
 }
 
-fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let attribute = operation.required(&["dimension_numbers", "dim_numbers"])?;
     // The short form has them outside of brackets of their own.
@@ -166,13 +166,13 @@ fn stated_window(op: &Conversion<'_, '_, '_>) -> Result<Window> {
     window(op.operation, &sizes, stated)
 }
 
-fn reduce_window(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn reduce_window(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let window = stated_window(op)?;
     let reducer = op.applied(0, "reducer")?;
     op.calling("reduce-window", vec![reducer], |instruction| instruction.window = Some(window))
 }
 
-fn select_and_scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Places> {
+fn select_and_scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let window = stated_window(op)?;
     let called = vec![op.applied(0, "select")?, op.applied(1, "scatter")?];
     op.calling("select-and-scatter", called, |instruction| instruction.window = Some(window))

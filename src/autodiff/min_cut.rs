@@ -1,7 +1,7 @@
 //! The values that the early half of a graph keeps for its late half: the fewest bytes, found as a smallest cut.
 //!
-//! Each node of the graph can be in either half as a whole (`weights.rs` sees to that). The early half returns some
-//! outputs, the late half the others.
+//! Each node of the graph can be in either half as a whole (`weight_split.rs` sees to that). The early half returns
+//! some outputs, the late half the others.
 //! - Values that an early output depends on are computed early. The cheap ones among them may be computed again late.
 //! - Values that only late outputs depend on are computed late if they take work, such as a dot: that is what a late
 //!   half is for. Ops that move and fold elements may be on either side: a sum over tokens is made early, rather than
@@ -50,7 +50,7 @@ pub(super) enum Output {
 }
 
 /// A graph that is to be cut.
-pub(super) struct Task<'g> {
+pub(super) struct GraphToCut<'g> {
     pub(super) graph: &'g Graph,
     pub(super) outputs: &'g [Output],
     pub(super) inputs: &'g [Input],
@@ -241,7 +241,7 @@ fn is_repeatable(op: &Op) -> bool {
 
 /// The values that the late half reads, in the order of their definitions: inputs, and values that the early half
 /// computes.
-pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
+pub(super) fn kept(task: &GraphToCut<'_>, needs: &Needs) -> Vec<Value> {
     let graph = task.graph;
     let unit = 4 * (graph.value_count() + graph.node_count() + 1) as u128;
     let (made, had) = (vec![None; graph.value_count()], vec![None; graph.value_count()]);
@@ -266,7 +266,7 @@ pub(super) fn kept(task: &Task<'_>, needs: &Needs) -> Vec<Value> {
 
 /// The network whose smallest cut parts the two halves.
 struct Cutting<'t> {
-    task: &'t Task<'t>,
+    task: &'t GraphToCut<'t>,
     needs: &'t Needs,
     /// The price of a byte. Where bytes are equal, the cut with the fewest of these is taken: values kept besides
     /// inputs (2), nodes computed twice (1), nodes moved to the early half (1).

@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The lines that the pairs of a permute make up, all of them alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct DeviceChain {
     /// The devices of the first line, by number.
     pub devices: Vec<u64>,
     /// Whether each device hands on to the one with the next lower number.
@@ -13,10 +13,10 @@ pub struct Line {
     pub closed: bool,
 }
 
-impl Line {
+impl DeviceChain {
     /// Returns the lines of pairs of source and target: equally long, with the same distance between neighbours, closed
     /// to rings or open.
-    pub fn of(pairs: &[(u64, u64)]) -> Option<Line> {
+    pub fn of(pairs: &[(u64, u64)]) -> Option<DeviceChain> {
         let next: FxHashMap<u64, u64> = pairs.iter().copied().collect();
         let targets: FxHashSet<u64> = next.values().copied().collect();
         if next.len() != pairs.len() || targets.len() != pairs.len() {
@@ -53,6 +53,6 @@ impl Line {
         let closed = pairs.len() == lines.len() * length;
         let mut devices = lines.into_iter().min()?;
         devices.sort_unstable();
-        Some(Line { devices, backward, closed })
+        Some(DeviceChain { devices, backward, closed })
     }
 }

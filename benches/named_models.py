@@ -1,12 +1,12 @@
-"""Where each published model fits: writes the tables of docs/presets.md.
+"""Where each published model fits: writes the tables of docs/named-models.md.
 
 For each model of `model.preset`, a train step is lowered for one target after the other of a short ladder, until what a
 device needs at most is no more than it has. That takes no plugin and no hardware:
 
     cargo build --release --bin hlo-dump --bin meshloom
-    python3 benches/model_presets.py                              # minutes on one core
-    python3 benches/model_presets.py --only qwen3                 # the models with this in their names; others stay
-    python3 benches/model_presets.py --compile --target v5p       # compiles what was found, too: hours for all
+    python3 benches/named_models.py                              # minutes on one core
+    python3 benches/named_models.py --only qwen3                 # the models with this in their names; others stay
+    python3 benches/named_models.py --compile --target v5p       # compiles what was found, too: hours for all
 
 What was compiled before stays in the table where target, mesh and batch are the same; it is bold where it is more than
 there should be at most. A model that does not compile keeps its row; the script then says why, and ends with status 1.
@@ -22,9 +22,9 @@ import sys
 
 from tables import ROOT, answer, compiled_bytes, gib, known_rows, write
 
-PAGE = ROOT / "docs/presets.md"
+PAGE = ROOT / "docs/named-models.md"
 COUNTS = ROOT / "tests/oracle/presets.tsv"
-BEGIN = "<!-- benches/model_presets.py writes this table: {} -->\n"
+BEGIN = "<!-- benches/named_models.py writes this table: {} -->\n"
 
 # Tokens in a row; fewer where a model is made for fewer.
 TOKENS = 4096
@@ -53,7 +53,7 @@ def presets():
     with open(COUNTS, newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     for row in rows:
-        row["config"] = json.loads((ROOT / f"crates/models/src/families/presets/{row['preset']}.json").read_text())
+        row["config"] = json.loads((ROOT / f"crates/models/src/families/named_models/{row['preset']}.json").read_text())
     return rows
 
 

@@ -26,7 +26,7 @@ const DEVICES: u64 = 1 << 13;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     /// The runs of devices, each different one once.
-    runs: Vec<Arc<Run>>,
+    runs: Vec<Arc<DeviceRun>>,
     /// The number of each device's run; empty if all devices have the first.
     of_device: Vec<usize>,
     devices: Devices,
@@ -34,7 +34,7 @@ pub struct Given {
 
 /// The executions on one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct DeviceRun {
     pub(super) places: Vec<PlaceRun>,
     /// For each place that is the body of a loop, the number of iterations of the loop, each time it is run. This is
     /// not in [`PlaceRun`], because a loop without iterations makes no difference to a device.
@@ -76,7 +76,7 @@ impl Walk<'_> {
         }
         let count = devices.replicas.saturating_mul(devices.partitions);
         let mut values = Values::new(self, found.len());
-        let mut runs: Vec<Arc<Run>> = Vec::new();
+        let mut runs: Vec<Arc<DeviceRun>> = Vec::new();
         for device in 0..count.max(1) {
             if count <= DEVICES {
                 values.become_device(device, devices);
@@ -107,7 +107,7 @@ impl Walk<'_> {
     pub(super) fn whichever(&self, devices: Devices) -> Given {
         let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
         let places = self.places().iter().map(own).collect();
-        Given { runs: vec![Arc::new(Run { places, iterations: Vec::new() })], ..Given::nothing(devices) }
+        Given { runs: vec![Arc::new(DeviceRun { places, iterations: Vec::new() })], ..Given::nothing(devices) }
     }
 
     /// Returns for each place whether anything in it, or in the places it runs, is decided while it runs.
@@ -129,12 +129,12 @@ impl Walk<'_> {
 
 impl Given {
     /// Returns the runs of devices, each different one once.
-    pub(super) fn runs(&self) -> impl Iterator<Item = &Run> {
+    pub(super) fn runs(&self) -> impl Iterator<Item = &DeviceRun> {
         self.runs.iter().map(|run| &**run)
     }
 
     /// Returns the run of a device, where devices differ; `None` if there is no such device.
-    pub(super) fn run_of(&self, device: u64) -> Option<&Run> {
+    pub(super) fn run_of(&self, device: u64) -> Option<&DeviceRun> {
         let number = usize::try_from(device).ok()?;
         Some(self.runs.get(*self.of_device.get(number)?)?)
     }
@@ -160,7 +160,7 @@ impl Given {
     }
 
     /// Adds the run of the next device.
-    fn add(&mut self, run: Arc<Run>) {
+    fn add(&mut self, run: Arc<DeviceRun>) {
         let known = self.runs.iter().position(|known| Arc::ptr_eq(known, &run));
         self.of_device.push(known.unwrap_or(self.runs.len()));
         if known.is_none() {
@@ -205,15 +205,15 @@ struct Follow<'f, 'w, 'a> {
     walk: &'w Walk<'a>,
     values: &'f mut Values<'w, 'a>,
     decides: &'f [bool],
-    run: Run,
+    run: DeviceRun,
     /// The number of iterations that may still be looked at one by one.
     left: u64,
 }
 
 impl<'f, 'w, 'a> Follow<'f, 'w, 'a> {
-    fn program(walk: &'w Walk<'a>, values: &'f mut Values<'w, 'a>, decides: &'f [bool]) -> Run {
+    fn program(walk: &'w Walk<'a>, values: &'f mut Values<'w, 'a>, decides: &'f [bool]) -> DeviceRun {
         let count = walk.places().len();
-        let run = Run { places: vec![PlaceRun::default(); count], iterations: vec![None; count] };
+        let run = DeviceRun { places: vec![PlaceRun::default(); count], iterations: vec![None; count] };
         let mut follow = Follow { walk, values, decides, run, left: ITERATIONS };
         follow.place(0, &mut Vec::new(), &mut Vec::new(), Amount::Exactly(1));
         follow.run

@@ -3,7 +3,7 @@
 //! Pipelines without bubbles run the two at different times: the stage before waits for the cotangents of activations
 //! (B), while those of the weights (W) fill gaps. [`Halves::split`] cuts a backward half like that. The values that B
 //! computes and W reads are held in between, and the arguments of the backward half that W reads are held for longer.
-//! `cut.rs` chooses them so that the fewest bytes are held.
+//! `min_cut.rs` chooses them so that the fewest bytes are held.
 //!
 //! A loop or a call that both halves need is cut too, from the inside out. A loop over layers carries the activations'
 //! cotangent from layer to layer and stacks the weights' gradients: it becomes a loop that carries the cotangent and
@@ -13,8 +13,9 @@
 
 use std::sync::Arc;
 
-use super::cut::{
-    Cuttable, CuttableKind, Input, Needs, Output, Task, happens_early, is_mixed, is_work, kept, mark_needed, returned,
+use super::min_cut::{
+    Cuttable, CuttableKind, GraphToCut, Input, Needs, Output, happens_early, is_mixed, is_work, kept, mark_needed,
+    returned,
 };
 use super::reverse::Halves;
 use crate::ir::{Definition, Graph, GraphCopy, Memo, NodeRef, OpError, Value, Values};
@@ -22,7 +23,7 @@ use crate::ops::{Call, Op, Scan};
 
 /// The source of an input of the later half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Read {
+pub enum HeldRead {
     /// The argument of the backward half with this index.
     Argument(usize),
     /// The value with this index of those that the earlier half returns for it.
@@ -34,7 +35,7 @@ pub enum Read {
 pub struct SplitBackward {
     inputs_half: Graph,
     weights_half: Graph,
-    reads: Vec<Read>,
+    reads: Vec<HeldRead>,
     inputs: Vec<usize>,
     weights: Vec<usize>,
     kept: KeptBytes,
@@ -63,7 +64,7 @@ impl SplitBackward {
     }
 
     /// The source of each input of the weights' half.
-    pub fn reads(&self) -> &[Read] {
+    pub fn reads(&self) -> &[HeldRead] {
         &self.reads
     }
 
@@ -80,9 +81,9 @@ impl SplitBackward {
     /// The arguments of the weights' half, taken from the arguments of the backward half and all results of the inputs'
     /// half.
     pub fn arguments<T: Copy>(&self, arguments: &[T], results: &[T]) -> Vec<T> {
-        let read = |read: &Read| match *read {
-            Read::Argument(index) => arguments[index],
-            Read::Between(index) => results[self.inputs.len() + index],
+        let read = |read: &HeldRead| match *read {
+            HeldRead::Argument(index) => arguments[index],
+            HeldRead::Between(index) => results[self.inputs.len() + index],
         };
         self.reads.iter().map(read).collect()
     }
@@ -105,10 +106,10 @@ impl Halves {
         let inputs: Vec<Input> =
             lies_there.iter().map(|&lies_there| Input::Early { times: usize::from(!lies_there) }).collect();
         let backward = self.backward();
-        let parts = divide(backward, &outputs, &inputs, 1, true, &Cuts::default())?;
+        let parts = divide(backward, &outputs, &inputs, 1, true, &MadeCuts::default())?;
         let between = parts.early.output_types().skip(number_of(&outputs, Output::Early));
-        let read = |read: &Read| match *read {
-            Read::Argument(index) if !lies_there[index] => backward.ty(backward.inputs()[index]).byte_count(),
+        let read = |read: &HeldRead| match *read {
+            HeldRead::Argument(index) if !lies_there[index] => backward.ty(backward.inputs()[index]).byte_count(),
             _ => 0,
         };
         let kept = KeptBytes {
@@ -137,11 +138,11 @@ struct Parts {
     /// Takes the values that `reads` lists; returns the late outputs.
     late: Arc<Graph>,
     /// Inputs of the graph, in order, then results of the early part, in order.
-    reads: Vec<Read>,
+    reads: Vec<HeldRead>,
 }
 
 /// Functions cut so far, by everything else that the outcome depends on: calls that agree in it share the parts.
-type Cuts = Memo<(Vec<Output>, Vec<Input>, usize), Parts>;
+type MadeCuts = Memo<(Vec<Output>, Vec<Input>, usize), Parts>;
 
 /// The number of outputs that a half returns.
 fn number_of(outputs: &[Output], half: Output) -> usize {
@@ -156,13 +157,13 @@ fn divide(
     inputs: &[Input],
     times: usize,
     all: bool,
-    cuts: &Cuts,
+    cuts: &MadeCuts,
 ) -> Result<Parts, OpError> {
     let flat = separate(graph, outputs, inputs, times, cuts)?;
     let outputs: Vec<Output> = outputs.iter().copied().filter(|&output| output != Output::Unread).collect();
     let outputs = &outputs[..];
     let needs = Needs::of(&flat, outputs);
-    let kept = kept(&Task { graph: &flat, outputs, inputs, times }, &needs);
+    let kept = kept(&GraphToCut { graph: &flat, outputs, inputs, times }, &needs);
     let argument = |value: Value| match flat.definition(value) {
         Definition::Input(index) if inputs[index as usize] != Input::Carry => Some(index as usize),
         Definition::Input(_) | Definition::Result(..) => None,
@@ -203,7 +204,7 @@ fn divide(
     read_values.iter().for_each(|value| live[value.index()] = false);
     copy_live(&flat, &mut copy, &live, |_| false);
     let late_part = copy.finish_body(chosen(Output::Late));
-    let reads = read.into_iter().map(Read::Argument).chain((0..between.len()).map(Read::Between)).collect();
+    let reads = read.into_iter().map(HeldRead::Argument).chain((0..between.len()).map(HeldRead::Between)).collect();
     let late_part = late_part.renamed(format!("{}_weights", graph.name()));
     Ok(Parts { early: Arc::new(early_part), taken, late: Arc::new(late_part), reads })
 }
@@ -237,7 +238,13 @@ fn copy_whole(graph: &Graph, copy: &mut GraphCopy<'_>, node: NodeRef<'_>, wanted
 
 /// The same graph without outputs that are not read. Every loop or call that both early and late outputs need becomes
 /// two, one for each half.
-fn separate(graph: &Graph, outputs: &[Output], inputs: &[Input], times: usize, cuts: &Cuts) -> Result<Graph, OpError> {
+fn separate(
+    graph: &Graph,
+    outputs: &[Output],
+    inputs: &[Input],
+    times: usize,
+    cuts: &MadeCuts,
+) -> Result<Graph, OpError> {
     let needs = Needs::before_cutting(graph, outputs);
     let needed_of = |node: NodeRef<'_>| -> [Vec<bool>; 2] {
         [&needs.early, &needs.late].map(|needs| node.results().map(|result| needs[result.index()]).collect())
@@ -334,13 +341,13 @@ fn push_parts(
     let arguments: Vec<Value> = reads
         .iter()
         .map(|read| match *read {
-            Read::Argument(input) => operands[input],
-            Read::Between(index) => early_results[early_count + index],
+            HeldRead::Argument(input) => operands[input],
+            HeldRead::Between(index) => early_results[early_count + index],
         })
         .collect();
     let first_slice = scan.map_or(0, |scan| scan.invariant_count + scan.carry_count);
-    let is_slice = |read: &Read| {
-        matches!(*read, Read::Between(_)) || matches!(*read, Read::Argument(input) if input >= first_slice)
+    let is_slice = |read: &HeldRead| {
+        matches!(*read, HeldRead::Between(_)) || matches!(*read, HeldRead::Argument(input) if input >= first_slice)
     };
     // An output that is an input of the body needs neither loop nor call. A carry does need the loop: its result is the
     // value of the last iteration.
@@ -352,8 +359,7 @@ fn push_parts(
     let late_results: Values = match late_part.outputs().iter().map(passed).collect::<Option<Values>>() {
         Some(passed) => passed,
         None => {
-            let is_invariant =
-                |scan: &Scan, read: &Read| matches!(*read, Read::Argument(input) if input < scan.invariant_count);
+            let is_invariant = |scan: &Scan, read: &HeldRead| matches!(*read, HeldRead::Argument(input) if input < scan.invariant_count);
             let late_op = match scan {
                 None => Op::from(Call { function: late_part }),
                 Some(scan) => Op::from(Scan {

@@ -65,7 +65,7 @@ pub(super) struct Transfer {
 pub(super) type Transfers = FxHashMap<(usize, usize), Transfer>;
 
 /// A module on its way along the time line.
-pub(super) struct Line<'w, 'a> {
+pub(super) struct Timeline<'w, 'a> {
     walk: &'w Walk<'a>,
     values: Values<'w, 'a>,
     devices: Devices,
@@ -85,14 +85,14 @@ pub(super) struct Line<'w, 'a> {
     known: FxHashMap<(usize, Vec<u8>), Stretch>,
 }
 
-impl<'w, 'a> Line<'w, 'a> {
+impl<'w, 'a> Timeline<'w, 'a> {
     pub(super) fn new(
         device_walk: &'w DeviceWalk<'a>,
         transfers: Transfers,
         (hardware, devices): (&'w Hardware, Devices),
-    ) -> Line<'w, 'a> {
+    ) -> Timeline<'w, 'a> {
         let walk = device_walk.walk();
-        Line {
+        Timeline {
             walk,
             values: Values::new(walk, 1),
             devices,
@@ -282,7 +282,7 @@ impl<'w, 'a> Line<'w, 'a> {
             self.kernels.insert(number, seconds);
         }
         let computation = self.walk.computation(found);
-        let mut run = Run::new(instructions.len(), self.classes);
+        let mut run = Following::new(instructions.len(), self.classes);
         for (position, instruction) in instructions.iter().enumerate() {
             for operand in computation.operand_positions(instruction) {
                 run.users[operand].push(position as u32);
@@ -323,7 +323,7 @@ impl<'w, 'a> Line<'w, 'a> {
 }
 
 /// A computation that is being followed.
-struct Run {
+struct Following {
     users: Vec<Vec<u32>>,
     /// The number of operands that each instruction still waits for.
     missing: Vec<u32>,
@@ -343,9 +343,9 @@ struct Run {
     blame: Option<usize>,
 }
 
-impl Run {
-    fn new(count: usize, classes: usize) -> Run {
-        Run {
+impl Following {
+    fn new(count: usize, classes: usize) -> Following {
+        Following {
             users: vec![Vec::new(); count],
             missing: vec![0; count],
             since: vec![(0.0, None); count],

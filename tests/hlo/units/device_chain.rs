@@ -1,9 +1,9 @@
-use meshloom::analysis::internals::Line;
+use meshloom::analysis::internals::DeviceChain;
 
 #[test]
 fn lines_are_told_from_other_permutes() {
-    let line = |devices: &[u64], backward, closed| Some(Line { devices: devices.to_vec(), backward, closed });
-    type Case = (&'static [(u64, u64)], Option<Line>);
+    let line = |devices: &[u64], backward, closed| Some(DeviceChain { devices: devices.to_vec(), backward, closed });
+    type Case = (&'static [(u64, u64)], Option<DeviceChain>);
     let cases: [Case; 10] = [
         (&[(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)], line(&[0, 1, 2, 3], false, true)),
         (&[(1, 0), (2, 1), (3, 2), (0, 3)], line(&[0, 1, 2, 3], true, true)),
@@ -18,6 +18,6 @@ fn lines_are_told_from_other_permutes() {
         (&[], None),
     ];
     for (pairs, expected) in cases {
-        assert_eq!(Line::of(pairs), expected, "{pairs:?}");
+        assert_eq!(DeviceChain::of(pairs), expected, "{pairs:?}");
     }
 }

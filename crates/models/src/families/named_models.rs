@@ -3,18 +3,18 @@
 use super::{FamilyError, Published};
 use meshloom::hlo::suggest::did_you_mean;
 
-macro_rules! presets {
+macro_rules! named_models {
     ($($name:literal),* $(,)?) => {
         /// The names of the published models that are known by name, with their `config.json` as it was published,
         /// except for keys without effect. For Gemma 3 4B, 12B and 27B, which also see, it is the published
         /// `text_config` alone, completed with the defaults of transformers. Parameters are counted in
         /// `tests/oracle/presets.tsv`.
-        pub const PRESETS: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("presets/", $name, ".json")))),*];
+        pub const NAMED_MODELS: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("named_models/", $name, ".json")))),*];
     };
 }
 
-presets!(
+named_models!(
     "deepseek-v3",
     "gemma-2-2b",
     "gemma-2-9b",
@@ -55,13 +55,13 @@ presets!(
 /// The published model of a name, such as `llama-3.1-8b`.
 ///
 /// # Errors
-/// There is no preset of this name.
-pub fn preset(name: &str) -> Result<Published, FamilyError> {
-    match PRESETS.iter().find(|(known, _)| *known == name) {
-        Some((name, text)) => Published::parse(&format!("the preset {name}"), text),
+/// There is no model of this name.
+pub fn named_model(name: &str) -> Result<Published, FamilyError> {
+    match NAMED_MODELS.iter().find(|(known, _)| *known == name) {
+        Some((name, text)) => Published::parse(&format!("the model {name}"), text),
         None => {
-            let hint = did_you_mean(name, PRESETS.iter().map(|(known, _)| *known));
-            let known = PRESETS.iter().map(|(known, _)| *known).collect();
+            let hint = did_you_mean(name, NAMED_MODELS.iter().map(|(known, _)| *known));
+            let known = NAMED_MODELS.iter().map(|(known, _)| *known).collect();
             Err(FamilyError::UnknownPreset { found: name.to_owned(), hint, known })
         }
     }

@@ -9,7 +9,7 @@ use meshloom_hlo::PlatformKind;
 
 /// Compiler options that suit a chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Preset {
+pub struct ChipOptions {
     /// The chip, by its name in topologies and in [`CHIPS`](meshloom_analysis::CHIPS).
     pub chip: &'static str,
     /// The platform whose plugin compiles for the chip.
@@ -17,7 +17,7 @@ pub struct Preset {
     options: &'static [&'static str],
 }
 
-impl Preset {
+impl ChipOptions {
     /// Whether a device of this kind is such a chip.
     pub fn suits(&self, device_kind: &str) -> bool {
         chip_of_kind(device_kind) == Some(self.chip)
@@ -44,16 +44,16 @@ const SPARSE_CORES: &[&str] = &[
 /// Two iterations of a loop in one, so that one's collectives fit beside the other's compute.
 const GPU: &[&str] = &["xla_gpu_enable_while_loop_double_buffering=true"];
 
-const fn tpu(chip: &'static str, options: &'static [&'static str]) -> Preset {
-    Preset { chip, kind: PlatformKind::Tpu, options }
+const fn tpu(chip: &'static str, options: &'static [&'static str]) -> ChipOptions {
+    ChipOptions { chip, kind: PlatformKind::Tpu, options }
 }
 
-const fn gpu(chip: &'static str) -> Preset {
-    Preset { chip, kind: PlatformKind::Cuda, options: GPU }
+const fn gpu(chip: &'static str) -> ChipOptions {
+    ChipOptions { chip, kind: PlatformKind::Cuda, options: GPU }
 }
 
 /// The options of all chips. A v5e has no SparseCores, and on a tpu7x libtpu takes them without being told.
-pub const PRESETS: &[Preset] = &[
+pub const CHIP_OPTIONS: &[ChipOptions] = &[
     tpu("v5e", &[REDUCTIONS_STAY]),
     tpu("v5p", SPARSE_CORES),
     tpu("v6e", SPARSE_CORES),

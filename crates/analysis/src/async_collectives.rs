@@ -10,7 +10,7 @@ use std::iter::successors;
 use rustc_hash::FxHashMap;
 
 use super::index::attribute;
-use super::slices::communication_of;
+use super::megascale::communication_of;
 use super::walk::{Step, Via, Walk};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto};
 

@@ -6,8 +6,8 @@ transfers is hidden. That needs no hardware, only the plugins:
 
     cargo build --release --bin hlo-dump --bin meshloom
     target/release/meshloom doctor --fetch tpu --fetch cuda
-    python3 benches/presets.py                  # more than an hour on one core
-    python3 benches/presets.py --target v5e:2x4
+    python3 benches/chip_options.py                  # more than an hour on one core
+    python3 benches/chip_options.py --target v5e:2x4
 """
 
 import argparse
@@ -125,7 +125,7 @@ def main():
         if options.target not in ["", target]:
             continue
         lines = table(options.programs / "meshloom", target, options.time_limit)
-        begin, end = f"<!-- benches/presets.py writes this table: {target} -->\n", "<!-- end of the table -->\n"
+        begin, end = f"<!-- benches/chip_options.py writes this table: {target} -->\n", "<!-- end of the table -->\n"
         before, rest = PAGE.read_text().split(begin)
         _, after = rest.split(end, 1)
         PAGE.write_text(before + begin + HEAD + "".join(f"{it}\n" for it in lines) + end + after)

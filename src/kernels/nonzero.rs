@@ -8,7 +8,7 @@ use crate::trace::{Tensor, arange, zeros};
 /// The place of each true element goes to the first free position of the result. A sort would do as well, but XLA's
 /// partitioners end the process over sorts of vectors in a manual region: on CPUs over a sort of several operands, on
 /// TPUs over a sort of a single operand.
-pub(super) fn true_places(x: Tensor) -> (Tensor, Tensor) {
+pub(super) fn nonzero(x: Tensor) -> (Tensor, Tensor) {
     let count = x.dim(0);
     let reach = x.convert(DType::S32).cumsum(0);
     let place = x.select(reach - 1.0, count as f64);

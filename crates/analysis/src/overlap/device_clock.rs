@@ -4,11 +4,11 @@ use indexmap::IndexSet;
 use rustc_hash::FxHashMap;
 
 use super::{Beside, CollectiveOverlap, Hidden};
+use crate::async_collectives::{End, Site, Sites};
 use crate::collectives::ModuleCollective;
 use crate::cost::{CostOptions, Link, Timer, transfer};
+use crate::megascale::communication_of;
 use crate::memory::order;
-use crate::sites::{End, Site, Sites};
-use crate::slices::communication_of;
 use crate::walk::{Via, Walk};
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 
@@ -25,7 +25,7 @@ struct Wait {
 
 /// The state of the device, in seconds.
 #[derive(Clone, Default)]
-struct Line {
+struct DeviceClock {
     clock: f64,
     /// The time at which each link is free.
     free: Vec<f64>,
@@ -33,7 +33,7 @@ struct Line {
     waited: f64,
 }
 
-impl Line {
+impl DeviceClock {
     fn computed(&self) -> f64 {
         self.clock - self.waited
     }
@@ -80,13 +80,13 @@ pub(super) struct Simulation<'w, 'a> {
     timer: Timer<'w, 'a>,
     sites: Sites,
     /// The links of each collective, and its time on them.
-    wires: Vec<Wires>,
+    wires: Vec<LinkTimes>,
     found: Vec<CollectiveOverlap>,
     /// Whether each place, or one that it calls, has a collective.
     sends: Vec<bool>,
     /// The time that each place computes in one execution, where it is known already.
     plain: FxHashMap<usize, f64>,
-    line: Line,
+    line: DeviceClock,
 }
 
 impl<'w, 'a> Simulation<'w, 'a> {
@@ -120,7 +120,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
             found: entries.into_iter().map(overlap).collect(),
             sends,
             plain: FxHashMap::default(),
-            line: Line { free: vec![0.0; link_count], ..Line::default() },
+            line: DeviceClock { free: vec![0.0; link_count], ..DeviceClock::default() },
         })
     }
 
@@ -326,7 +326,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
             false => line.line.clock += line.plain_place(callee),
         };
         let before = self.line.clone();
-        let mut least: Option<Line> = None;
+        let mut least: Option<DeviceClock> = None;
         for callee in callees {
             match self.walk.places()[callee].caller.map(|caller| caller.via) {
                 Some(via @ (Via::LoopBody | Via::LoopCondition)) => {
@@ -367,7 +367,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         let is_deep = self.walk.places()[callee].loop_depth > LOOP_DEPTH_LIMIT;
         let rounds = if is_idle || is_deep || times < 2 { [times, 0] } else { [1, times - 1] };
         for round in rounds.into_iter().filter(|&round| round > 0) {
-            let Line { clock, waited, .. } = self.line;
+            let DeviceClock { clock, waited, .. } = self.line;
             let wait_count = self.line.waits.len();
             self.place(callee, weight * round as f64);
             if round > 1 {
@@ -400,7 +400,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
         if instruction.opcode.ends_with("-start") {
             return 0.0;
         }
-        let own = Line { clock: self.timer.seconds(&self.walk.places()[place], instruction), ..Line::default() };
+        let own = DeviceClock {
+            clock: self.timer.seconds(&self.walk.places()[place], instruction),
+            ..DeviceClock::default()
+        };
         let outer = std::mem::replace(&mut self.line, own);
         self.callees(place, position, 0.0);
         std::mem::replace(&mut self.line, outer).clock
@@ -443,7 +446,7 @@ fn is_synchronous(instruction: &HloInstructionProto) -> bool {
 }
 
 /// The links of a collective, by number, and its time on them.
-type Wires = (Vec<usize>, f64);
+type LinkTimes = (Vec<usize>, f64);
 
 /// Whether a permute goes both ways round, as the exchange of two devices does.
 fn is_swap(entry: &ModuleCollective) -> bool {
@@ -452,7 +455,7 @@ fn is_swap(entry: &ModuleCollective) -> bool {
 
 /// Returns the links of each collective, by number, with its time on them, and the number of links. The result is
 /// `None` for a chip without rates.
-fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<Wires>, usize)> {
+fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<LinkTimes>, usize)> {
     const NETWORK: &str = "the network";
     const SWITCH: &str = "the switch";
     let is_switched = options.chip?.is_switched();

@@ -11,7 +11,7 @@ use crate::trace::Tensor;
 const FAR: f64 = 1e9;
 
 /// The lowest and highest value of each block of queries or keys, `s32` `[query blocks, key blocks]`.
-struct Bounds {
+struct BlockBounds {
     low: Tensor,
     high: Tensor,
 }
@@ -19,8 +19,8 @@ struct Bounds {
 /// The places and segments of blocks, of queries and of keys.
 pub(super) struct Sight {
     form: AttentionForm,
-    segments: [Bounds; 2],
-    places: [Bounds; 2],
+    segments: [BlockBounds; 2],
+    places: [BlockBounds; 2],
 }
 
 impl Sight {
@@ -36,7 +36,7 @@ impl Sight {
             let low = is_token.select(by_block, f64::from(i32::MAX)).min([0, 2]);
             let high = is_token.select(by_block, f64::from(i32::MIN)).max([0, 2]);
             let spread = |x: Tensor| x.expand(1 - axis as i32).broadcast_to(counts);
-            Bounds { low: spread(low), high: spread(high) }
+            BlockBounds { low: spread(low), high: spread(high) }
         };
         Sight {
             form,
