@@ -55,7 +55,7 @@ fn text(section: &SectionInfo) -> String {
 /// The keys without which a key has no effect.
 fn needed(key: &KeyInfo) -> String {
     let need = |(key, values): &(&str, &[&str])| match values {
-        [] => format!("{key}"),
+        [] => key.to_string(),
         values => {
             format!("{key} = {}", values.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(" or "))
         }

@@ -51,7 +51,7 @@ use arguments::{Arguments, Command};
 
 pub use elsewhere::{ELSEWHERE, Elsewhere};
 pub use interrupts::{Interrupt, Interrupts};
-pub use processes::{CertificateFlags, Membership, ProcessFlags, Several, Start};
+pub use processes::{CertificateFlags, Join, Membership, ProcessFlags, Several, Start};
 
 /// The whole program: it reads the command line of this process, runs it, prints errors, and returns the exit code. It
 /// ends the process after a run that failed.

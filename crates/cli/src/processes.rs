@@ -13,11 +13,14 @@ use meshloom::pjrt::{Client, ProcessPlace};
 use meshloom_train::config::RunConfig;
 use meshloom_train::peers::{Peers, ReplicaLink};
 
+/// Makes the run one of several processes or replicas, from the flags and all words of the command line.
+pub type Join = fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>;
+
 /// The actions of a program that concern other processes and hosts, given the flags and all words of the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     /// Makes the run one of several processes or replicas.
-    pub join: fn(&ProcessFlags, &[OsString]) -> Result<Box<dyn Several>>,
+    pub join: Join,
     /// Makes the certificates with which the hosts of a run know each other, and returns what to do with them.
     pub certify: fn(&CertificateFlags, &[OsString]) -> Result<String>,
 }

@@ -96,7 +96,7 @@ pub fn lines(steps: u64, metrics: impl Iterator<Item = StepMetrics>) -> Vec<Stri
         let message = progress.message(&metrics);
         progress.plain(metrics.step, &message)
     };
-    metrics.filter_map(|metrics| line(metrics)).collect()
+    metrics.filter_map(&mut line).collect()
 }
 
 /// Prints a line. A closed standard error does not end a run.
