@@ -26,7 +26,7 @@ impl PartitionMode {
     pub const GSPMD: PartitionMode = PartitionMode::Annotated(Annotation::Tiles);
     /// XLA's Shardy, in the form that every known plugin reads.
     pub const SHARDY: PartitionMode = PartitionMode::Annotated(Annotation::ShardyAttributes);
-    /// Those that a run config names.
+    /// The modes that a run config names.
     pub const ALL: [PartitionMode; 3] = [PartitionMode::Explicit, PartitionMode::GSPMD, PartitionMode::SHARDY];
 
     /// Its name, as in run configs.

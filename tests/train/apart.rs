@@ -56,8 +56,8 @@ impl ReplicaLink for Mirror {
     }
 }
 
-/// Twenty places: a number in a message that is not finite, or beyond `diloco.apart.max_norm`, is refused with the reason,
-/// and the run goes on with its own finite state. The same messages without it are taken.
+/// Twenty places: a number in a message that is not finite, or beyond `diloco.apart.max_norm`, is refused with the
+/// reason, and the run goes on with its own finite state. The same messages without it are taken.
 #[test]
 fn a_bad_number_in_a_message_is_refused() {
     let cases: Vec<usize> = cases("train places of bad numbers in messages", 0, 0..20);

@@ -36,8 +36,8 @@ pub enum Command {
     Export(Export),
     Logits(Logits),
     Config(Config),
-    /// List the pipelines that a run config could have, with a picture, and the ways to split a sequence; with --search,
-    /// find the fastest plan on given hardware
+    /// List the pipelines that a run config could have, with a picture, and the ways to split a sequence; with
+    /// --search, find the fastest plan on given hardware
     Plan(Common<Plan>),
     /// Compile a run config or HLO for hardware that you need not have
     Compile(Common<Compile>),
@@ -133,7 +133,8 @@ pub struct Train {
     /// accumulation, rematerialization. docs/plan.md explains the search
     #[arg(long, value_parser = ["auto"])]
     pub plan: Option<String>,
-    /// With --plan: a TOML file that describes the devices. By default they are those that are here; of CPUs no rates are published, and `cargo bench --bench estimate -- --write FILE` measures them
+    /// With --plan: a TOML file that describes the devices. By default they are those that are here; no rates of CPUs
+    /// are published, and `cargo bench --bench estimate -- --write FILE` measures them
     #[arg(long, value_name = "FILE", requires = "plan")]
     pub hardware: Option<PathBuf>,
     /// Prints how every parameter and named activation is sharded, and by which rule, instead of running

@@ -66,8 +66,8 @@ pub use streams::{Caller, Ran, within};
 /// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
 ///
 /// Reads HLO and StableHLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders,
-/// profiles, and meshloom's own run configs. Only `--stage compiled` of a config, and a check of what is compiled, need a
-/// plugin.
+/// profiles, and meshloom's own run configs. Only `--stage compiled` of a config, and a check of what is compiled, need
+/// a plugin.
 #[derive(Parser)]
 #[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
 struct Arguments {

@@ -63,7 +63,7 @@ pub(super) enum Keys {
 /// The keys and values of whole rows, whose tokens stand at places 0, 1, ..
 #[derive(Clone, Copy)]
 pub(super) enum Made {
-    /// Of grouped attention.
+    /// Keys and values of grouped attention.
     KeysAndValues([Tensor; 2]),
     /// The narrow vectors and turned parts of latent attention.
     Latents([Tensor; 2]),
@@ -108,8 +108,8 @@ impl Keys {
     }
 
     /// Narrow vectors `[batch, length, kv_lora]` and turned parts `[batch, length, rope_head_dim]` of the layer's
-    /// tokens in; those that queries see, out. Of vectors of rows, each device makes keys and values: what is gathered
-    /// is narrow.
+    /// tokens in; those that queries see, out. Each device makes keys and values of vectors of rows: the gathered
+    /// values are narrow.
     pub(super) fn update_latents(&mut self, narrow: Tensor, turned: Tensor) -> SeenLatents {
         match self {
             Keys::OfRows { tokens, made } => {

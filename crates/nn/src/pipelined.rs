@@ -1,8 +1,8 @@
 //! All layers of a decoder, in a pipeline or not.
 //!
-//! Embedding, head and loss stand around a pipeline, where stages split the batch as further data parallelism, and so do layers
-//! that are no part of it: those in front of the cycles, cycles that are left over, and those behind. With the schedule
-//! 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
+//! Embedding, head and loss stand around a pipeline, where stages split the batch as further data parallelism, and so
+//! do layers that are no part of it: those in front of the cycles, cycles that are left over, and those behind. With
+//! the schedule 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
 
 use meshloom::trace::{MapTree, Tensor, Tree, fail_internal, scope};
 use meshloom::transform::pipeline::{

@@ -108,8 +108,8 @@ pub struct Search {
     pub refused: Vec<Refused>,
     /// Whether plans were left that might be faster.
     pub ended_early: bool,
-    /// The plans that were lowered. Those of [`search`] have their axes where they are best, those that fit first, each
-    /// by time.
+    /// The plans that were lowered. Plans of [`search`] have their axes where they are best; they are in order of time,
+    /// those that fit first.
     #[serde(skip)]
     pub found: Vec<LoweredPlan>,
     /// Operations of a step, of products alone, on each device.

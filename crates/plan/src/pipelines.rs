@@ -8,9 +8,9 @@ use super::Variant;
 use super::plan::schedules_of;
 
 /// The pipelines that a config could have, and whether it has them: the configured one with every plan for gathering
-/// weights, then every other split of the layers into repeats and layers per stage, with every schedule that fits. Where
-/// full rematerialization keeps a backward pass whole that the schedule would cut, there is also the pipeline that keeps
-/// everything and cuts it. Empty without a section `[pipeline]`.
+/// weights, then every other split of the layers into repeats and layers per stage, with every schedule that fits.
+/// Where full rematerialization keeps a backward pass whole that the schedule would cut, there is also the pipeline
+/// that keeps everything and cuts it. Empty without a section `[pipeline]`.
 pub(super) fn variants(config: &RunConfig) -> Result<Vec<(Variant, bool)>, ConfigError> {
     let (Some(own), Some(_)) = (&config.pipeline, config.pipeline_options()?) else { return Ok(Vec::new()) };
     let others = splits(own, own.repeats * own.chunks * own.layers_per_stage);

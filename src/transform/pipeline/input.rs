@@ -74,7 +74,8 @@ pub(super) fn stage_names(names: &[&str]) -> AxisNames {
     [STAGE].iter().chain(names).map(|name| Name::new(name)).collect()
 }
 
-/// Checks everything and traces the layer; `has_loss` is whether the pipeline's loop contains the loss. The function is `None` after an error, which has been noted.
+/// Checks everything and traces the layer; `has_loss` is whether the pipeline's loop contains the loss. The function is
+/// `None` after an error, which has been noted.
 pub(super) fn trace_stage<W, X, A>(
     options: &PipelineOptions,
     (stacked, input): (&StackedWeights<W>, &PipelineInput<X>),

@@ -1,4 +1,5 @@
-//! `meshloom`: trains decoders, generates text, plans and compiles train steps, and finds what makes a program go wrong.
+//! `meshloom`: trains decoders, generates text, plans and compiles train steps, and finds what makes a program go
+//! wrong.
 
 use std::process::ExitCode;
 

@@ -73,8 +73,8 @@ pub struct Bisect {
     #[arg(long, value_name = "SYMPTOM", value_parser = one_of(&Kind::ALL, Kind::name), help_heading = "Symptom")]
     pub symptom: Vec<Kind>,
     /// Changes this alone: size (layers, sequence and batch of a run config), mesh, option (XLA's settings that are
-    /// given), pass (of meshloom's), partition-mode, xla-pass, xla-flag (XLA's other settings), plugin. May be given more
-    /// than once. By default it changes all
+    /// given), pass (of meshloom's), partition-mode, xla-pass, xla-flag (XLA's other settings), plugin. May be given
+    /// more than once. By default it changes all
     #[arg(long, value_name = "WHAT", value_parser = one_of(&Dimension::ALL[1..], Dimension::name), help_heading = "Running")]
     pub only: Vec<Dimension>,
     /// How much results may differ, as a part of the largest number of an output

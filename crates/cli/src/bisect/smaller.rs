@@ -41,8 +41,8 @@ impl Search<'_> {
         Ok((case, shrinking))
     }
 
-    /// Returns the run that the suspect is compared with, if results are compared. If settings remove the symptom, it is
-    /// the suspect with them.
+    /// Returns the run that the suspect is compared with, if results are compared. If settings remove the symptom, it
+    /// is the suspect with them.
     fn beside(&mut self, setting: &Setting) -> Result<Option<Beside>> {
         if self.symptom.as_ref().map(Symptom::kind) != Some(Kind::Differs) {
             return Ok(None);

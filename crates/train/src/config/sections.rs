@@ -378,7 +378,7 @@ section! {
         scan_repeats: bool = true,
         /// Whether the backward pass reuses gathered weights instead of gathering again.
         keep_gathered: bool = false; &[("pipeline.weights", &["gather-once", "bsw", "bsw-split"])],
-        /// What the backward pass recomputes in the pipeline's layers; without it, they follow `[remat]`.
+        /// The policy of the pipeline's layers: what the backward pass recomputes. Without it, they follow `[remat]`.
         remat: Option<RematPolicy> = None,
         /// Times of a stage's passes over a microbatch, in any unit: forwards, of gradients of inputs, of gradients of
         /// weights. Or three for each chunk of each stage, in the order of the layers. Schedules that are searched go

@@ -196,8 +196,9 @@ fn in_lock_step(shape: &Shape, orders: &[Order]) -> Option<Table> {
     Some(table)
 }
 
-/// Moves gradients of weights to the earliest tick, from that of their backward pass on, in which there is room for them:
-/// no tick becomes longer, later ones can become shorter, and nothing is held for longer. Ticks that become empty go.
+/// Moves gradients of weights to the earliest tick, from that of their backward pass on, in which there is room for
+/// them: no tick becomes longer, later ones can become shorter, and nothing is held for longer. Ticks that become empty
+/// go.
 fn pull_weights(table: &mut Table, costs: &[Cost]) {
     let shape = table.shape;
     let mut room: Vec<Vec<f64>> = Vec::with_capacity(table.ticks.len());
