@@ -20,7 +20,7 @@ pub(super) fn traced(
     Ok(KernelImplementation { name: name.to_owned(), how, graph: (**function.graph()).clone() })
 }
 
-/// How an implementation goes over pairs of blocks, of which as many are computed as are known.
+/// How an implementation goes over pairs of blocks, and how many it computes where that is known.
 pub(super) fn pairs_of_blocks([queries, keys]: [usize; 2], counts: [usize; 2], known: Option<usize>) -> String {
     let all = counts[0] * counts[1];
     match known {

@@ -33,7 +33,7 @@ const TAKEN: &[(&str, &str, &str)] = &[
         "crates/analysis crates/train",
         "a computation that a module runs, reached in one way; where a key was written",
     ),
-    ("Preset", "crates/train", "a list of rules with a name"),
+    ("Preset", "", "a list of rules with a name, `RulePreset`"),
     ("Run", "crates/train", "a run config, checked, with everything that follows from it"),
     ("Source", "src", "where a value comes from that an edge brings into a region"),
     ("Walk", "crates/analysis", "everything that a module runs"),

@@ -289,7 +289,7 @@ fn answers_are_data_too() {
     let ran = run(&["bisect", &module, "--plugin", "xla-cpu-pjrt", "--shrink", "0", "--json"]);
     assert_eq!(ran.status, 1, "{}", ran.err);
     let json = ran.json();
-    assert_eq!((&json["schema"], &json["found"]), (&"hlo-dump/bisect/1".into(), &true.into()));
+    assert_eq!((&json["schema"], &json["found"]), (&"meshloom/bisect/1".into(), &true.into()));
     assert_eq!((&json["symptom"]["kind"], &json["symptom"]["signal"]), (&"crash".into(), &6.into()));
     let tried = json["tried"].as_array().expect("a list");
     assert_eq!((&tried[0]["dimension"], &tried[0]["verdict"]), (&"as-given".into(), &"shows".into()));

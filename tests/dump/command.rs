@@ -48,8 +48,8 @@ fn is_of_meshloom(command: &str) -> bool {
 /// Returns a command that runs the program as a process.
 pub fn command(arguments: &[&str]) -> Command {
     let is_of_meshloom = arguments.first().is_some_and(|command| is_of_meshloom(command));
-    let program = if is_of_meshloom { support::program::meshloom() } else { support::program::hlo_dump() };
-    let mut command = counts::process(program);
+    let name = if is_of_meshloom { "meshloom" } else { "hlo-dump" };
+    let mut command = counts::process(support::program::hlo_dump().with_file_name(name));
     command.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }

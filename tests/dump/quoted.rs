@@ -76,7 +76,7 @@ fn printed(command: &str) -> String {
     let text = match words[..] {
         ["hlo-dump", ref arguments @ ..] => prints(arguments),
         ["meshloom", ref arguments @ ..] => {
-            let mut run = process(support::program::meshloom());
+            let mut run = process(support::program::hlo_dump().with_file_name("meshloom"));
             run.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
             let output = run.output().unwrap_or_else(|error| panic!("{command}: {error}"));
             assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));

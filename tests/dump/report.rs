@@ -356,7 +356,7 @@ fn a_browser_shows_the_steps_of_a_run() {
         true => arguments.extend(["--config", "examples/configs/100m.toml"]),
         false => arguments.extend(small.into_iter().flat_map(|key| ["--set", key])),
     }
-    let mut command = process(support::program::meshloom());
+    let mut command = process(support::program::hlo_dump().with_file_name("meshloom"));
     let output = command.args(&arguments).current_dir(support::path("")).output().expect("meshloom runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");

@@ -64,9 +64,10 @@ pub fn refused(start: Start, words: &[&str]) -> (u8, String) {
     (failure.exit_code(), failure.to_string())
 }
 
+/// `hlo-dump`, with `meshloom` beside it, which has the commands that need a config or a plugin.
 pub fn hlo_dump() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| build(&["--bin", "hlo-dump"], "hlo-dump")).clone()
+    PATH.get_or_init(|| build(&["--bin", "hlo-dump", "--bin", "meshloom"], "hlo-dump")).clone()
 }
 
 /// The worker that compiles ahead of time, which no test program is but `ahead`.

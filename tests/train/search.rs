@@ -10,7 +10,7 @@ use meshloom::analysis::StepTime;
 use meshloom::analysis::estimate::{Cache, FROM_HOST, TO_HOST};
 use meshloom::pjrt::{DeviceDescription, NamedValue};
 use meshloom_plan::{
-    Bounds, LoweredPlan, Hardware, Plan, SearchOptions, Variant, bounded, evaluate, hardware, hardware_from_toml,
+    Bounds, Hardware, LoweredPlan, Plan, SearchOptions, Variant, bounded, evaluate, hardware, hardware_from_toml,
     hardware_of_devices, hardware_to_toml, on_hardware, read_hardware, search,
 };
 use meshloom_train::config::RunConfig;

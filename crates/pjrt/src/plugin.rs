@@ -149,7 +149,7 @@ impl Plugin {
     /// An extension of the plugin's table, which is as long as `E` at least.
     ///
     /// # Safety
-    /// Extensions of this kind begin with the fields of `E`, the first of which is a base.
+    /// Extensions of this kind begin with the fields of `E`, and `E` begins with a base.
     pub(super) unsafe fn extension<E>(
         &self,
         kind: PJRT_Extension_Type,

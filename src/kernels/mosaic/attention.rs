@@ -63,14 +63,14 @@ struct Listed {
 }
 
 /// Operands padded to whole blocks, as every kernel takes them.
-struct Rows {
+struct KernelRows {
     /// Queries, keys, values, segments, and places where they are data.
     operands: Vec<Tensor>,
     /// The blocks that see each other, where places are data.
     sight: Option<Sight>,
 }
 
-impl Rows {
+impl KernelRows {
     /// The lists that a kernel takes first.
     fn lists(&self, listed: &Listed) -> Vec<Tensor> {
         match (&listed.known, &self.sight) {
@@ -215,7 +215,7 @@ impl AttentionCall {
         x.slice(2, ..keys).reshape_first(batch)
     }
 
-    fn rows(&self, operands: &[Tensor]) -> Rows {
+    fn rows(&self, operands: &[Tensor]) -> KernelRows {
         let Shape { batch, queries, keys, .. } = self.shape;
         let lengths = [queries, keys];
         let both = |of: [usize; 2]| of.map(|index| operands[index].reshape([batch, operands[index].dim(-1)]));
@@ -232,6 +232,6 @@ impl AttentionCall {
             all.extend(crossed(places));
             Sight::new(self.form, segments, places, self.counts())
         });
-        Rows { operands: all, sight }
+        KernelRows { operands: all, sight }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn into_slots(options: &PipelineOptions, x: Tensor, names: &AxisNames
     split.with_logical_axes(WithAxes::new(names.into()))
 }
 
-/// Dimensions without the first ones, of which a tensor that stands for an error has none.
+/// Dimensions without the first ones. A tensor that stands for an error has none.
 pub(super) fn without_first(dims: &[usize], count: usize) -> &[usize] {
     dims.get(count..).unwrap_or_default()
 }

@@ -501,7 +501,7 @@ impl fmt::Display for ModuleMemory {
             f,
             "arguments {arguments}, outputs {outputs} ({aliased} of them in arguments), temporaries {temporaries}"
         )?;
-        writeln!(f, "peak {peak}, of which the largest:")?;
+        writeln!(f, "peak {peak}; its largest:")?;
         let table = Table::of(self.live_at_peak.iter().take(SHOWN))
             .text("value", |value| value.label())
             .number("bytes", |value| value.bytes)

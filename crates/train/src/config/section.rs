@@ -8,7 +8,7 @@ use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, wrong_type};
 use super::value::{Bound, Plain, Refusal, choose, one_of};
 
-/// Other keys, each with the values of which it must have one; without values, it must not be empty, 0 or false.
+/// Other keys, each with the values that it may have; without values, it must not be empty, 0 or false.
 pub(super) type Needs = &'static [(&'static str, &'static [&'static str])];
 
 /// A key of the run config.
@@ -24,8 +24,8 @@ pub struct KeyInfo {
     pub allowed: String,
     /// Its meaning.
     pub meaning: String,
-    /// The keys without which it has no effect, each with the values of which it must have one; without values, it must
-    /// not be empty, 0 or false.
+    /// The keys without which it has no effect, each with the values that it may have; without values, it must not be
+    /// empty, 0 or false.
     pub needs: &'static [(&'static str, &'static [&'static str])],
     #[serde(skip)]
     pub(super) bound: Bound,
@@ -82,11 +82,11 @@ pub(super) trait Value {
     /// Returns the value as it is written; `None` if it is absent.
     fn write(&self) -> Option<toml::Value>;
     /// Adds a key to the section with this index, or a section behind the others.
-    fn describe(&self, default: Option<toml::Value>, row: Row, found: &mut Vec<SectionInfo>, section: usize);
+    fn describe(&self, default: Option<toml::Value>, row: KeyContext, found: &mut Vec<SectionInfo>, section: usize);
 }
 
 /// A row of a section's table.
-pub(super) struct Field<'a> {
+pub(super) struct KeyRow<'a> {
     pub name: &'static str,
     pub about: &'static str,
     pub bound: Bound,
@@ -95,7 +95,7 @@ pub(super) struct Field<'a> {
 }
 
 /// The place of a row in the config.
-pub(super) struct Row {
+pub(super) struct KeyContext {
     name: &'static str,
     /// The key with its section.
     path: String,
@@ -137,7 +137,7 @@ pub(super) trait Section: Clone + Default {
     }
 
     /// Its keys with their values, in the order of the file.
-    fn rows(&mut self) -> Vec<Field<'_>>;
+    fn rows(&mut self) -> Vec<KeyRow<'_>>;
 }
 
 impl<T: Plain> Value for T {
@@ -150,20 +150,20 @@ impl<T: Plain> Value for T {
         Some(self.to_toml())
     }
 
-    fn describe(&self, default: Option<toml::Value>, row: Row, found: &mut Vec<SectionInfo>, section: usize) {
+    fn describe(&self, default: Option<toml::Value>, row: KeyContext, found: &mut Vec<SectionInfo>, section: usize) {
         let value = row.is_present.then(|| self.to_toml());
         row.describe_plain((value, default), T::expected(), &mut found[section]);
     }
 }
 
-impl Row {
+impl KeyContext {
     fn describe_plain(
         self,
         (value, default): (Option<toml::Value>, Option<toml::Value>),
         expected: String,
         section: &mut SectionInfo,
     ) {
-        let Row { name, about, bound, needs, .. } = self;
+        let KeyContext { name, about, bound, needs, .. } = self;
         let (allowed, meaning) = (bound.expected(expected), text(about));
         section.keys.push(KeyInfo { name, value, default, allowed, meaning, needs, bound });
     }
@@ -183,7 +183,7 @@ impl<T: Plain> Value for Given<T> {
         self.0.as_ref().map(T::to_toml)
     }
 
-    fn describe(&self, default: Option<toml::Value>, row: Row, found: &mut Vec<SectionInfo>, section: usize) {
+    fn describe(&self, default: Option<toml::Value>, row: KeyContext, found: &mut Vec<SectionInfo>, section: usize) {
         let value = self.write().filter(|_| row.is_present);
         row.describe_plain((value, default), T::expected(), &mut found[section]);
     }
@@ -225,9 +225,9 @@ impl<S: Section + Value> Value for Option<S> {
         self.as_ref()?.write()
     }
 
-    fn describe(&self, default: Option<toml::Value>, row: Row, found: &mut Vec<SectionInfo>, section: usize) {
+    fn describe(&self, default: Option<toml::Value>, row: KeyContext, found: &mut Vec<SectionInfo>, section: usize) {
         let is_present = row.is_present && self.is_some();
-        self.clone().unwrap_or_default().describe(default, Row { is_present, ..row }, found, section);
+        self.clone().unwrap_or_default().describe(default, KeyContext { is_present, ..row }, found, section);
     }
 }
 
@@ -284,7 +284,7 @@ pub(super) fn write_section<S: Section>(section: &S) -> toml::Table {
 }
 
 /// Adds a section with its keys: first those of its kind, then those of other kinds, without a value.
-pub(super) fn describe_section<S: Section>(section: &S, row: &Row, found: &mut Vec<SectionInfo>) {
+pub(super) fn describe_section<S: Section>(section: &S, row: &KeyContext, found: &mut Vec<SectionInfo>) {
     let at = found.len();
     let (name, is_present) = (row.path.clone(), row.is_present);
     // A row that only names the section leaves it to the section to say what it is.
@@ -311,9 +311,9 @@ pub(super) fn describe_section<S: Section>(section: &S, row: &Row, found: &mut V
             if found[at].keys.iter().any(|key| key.name == field.name) {
                 continue;
             }
-            let Field { name, about, bound, needs, value } = field;
+            let KeyRow { name, about, bound, needs, value } = field;
             let needs = if needs.is_empty() { row.needs } else { needs };
-            let below = Row { name, path: join(&row.path, name), about, bound, needs, is_present };
+            let below = KeyContext { name, path: join(&row.path, name), about, bound, needs, is_present };
             value.describe(default.value.write(), below, found, at);
         }
     }
@@ -329,7 +329,7 @@ pub(super) fn describe_section<S: Section>(section: &S, row: &Row, found: &mut V
 /// The whole config as sections with their keys.
 pub(super) fn describe<S: Section>(root: &S) -> Vec<SectionInfo> {
     let mut found = Vec::new();
-    let row = Row { name: "", path: String::new(), about: "", bound: Bound::None, needs: &[], is_present: true };
+    let row = KeyContext { name: "", path: String::new(), about: "", bound: Bound::None, needs: &[], is_present: true };
     describe_section(root, &row, &mut found);
     // The first is the config itself, which has no keys.
     found.split_off(1)
@@ -363,7 +363,7 @@ macro_rules! section_value {
             fn describe(
                 &self,
                 _: Option<toml::Value>,
-                row: $crate::config::section::Row,
+                row: $crate::config::section::KeyContext,
                 found: &mut Vec<$crate::config::SectionInfo>,
                 _: usize,
             ) {
@@ -397,8 +397,8 @@ macro_rules! section {
         impl $crate::config::section::Section for $name {
             const ABOUT: &'static str = concat!($($about),*);
 
-            fn rows(&mut self) -> Vec<$crate::config::section::Field<'_>> {
-                vec![$($crate::config::section::Field {
+            fn rows(&mut self) -> Vec<$crate::config::section::KeyRow<'_>> {
+                vec![$($crate::config::section::KeyRow {
                     name: [$($name_of_key,)? stringify!($key)][0],
                     about: concat!($($doc),*),
                     bound: [$($bound,)? $crate::config::value::Bound::None][0],
@@ -415,7 +415,7 @@ macro_rules! section {
     };
 }
 
-/// Defines a tagged section: an enum, of which each variant has the keys of a kind. With `impl`, the enum is another
+/// Defines a tagged section: an enum whose variants have the keys of a kind each. With `impl`, the enum is another
 /// crate's, `key @ field` names the field of a key, and variants that are left out cannot be written.
 macro_rules! tagged {
     ($(#[doc = $about:literal])* $name:ident by $tag:ident {
@@ -469,9 +469,9 @@ macro_rules! tagged {
             }
 
             #[allow(unreachable_patterns)]
-            fn rows(&mut self) -> Vec<$crate::config::section::Field<'_>> {
+            fn rows(&mut self) -> Vec<$crate::config::section::KeyRow<'_>> {
                 match self {
-                    $($name::$kind { $($field: $key),* } => vec![$($crate::config::section::Field {
+                    $($name::$kind { $($field: $key),* } => vec![$($crate::config::section::KeyRow {
                         name: stringify!($key),
                         about: concat!($($doc),*),
                         bound: [$($bound,)? $crate::config::value::Bound::None][0],

@@ -285,7 +285,7 @@ impl Plain for Name {
     }
 }
 
-/// Values of which a key takes a list.
+/// A value of a key that takes a list of them.
 pub(super) trait Element: Plain {}
 
 impl Element for String {}

@@ -104,7 +104,7 @@ where
     (x, refill(&aux, &mut sums.into_iter()))
 }
 
-/// Rows `[S, M, mb, ..]`, of which every stage has all.
+/// Rows `[S, M, mb, ..]`; every stage has all of them.
 fn rows_of_stages(options: &PipelineOptions, names: &AxisNames, rows: Tensor) -> Tensor {
     let spread = on_every_stage(options, by_microbatch(options, rows));
     let other = vec![Name::new(""); spread.rank() - 3];

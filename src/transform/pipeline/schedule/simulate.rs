@@ -64,8 +64,8 @@ pub struct Simulated {
     pub ideal: f64,
     /// The part of `time` that is more than `ideal`.
     pub bubble: f64,
-    /// The most activations that a stage holds, in microbatches, each of which takes 1 on a stage that has passed it
-    /// through all its chunks. An item counts from F until W; without [`Shape::split`] until B.
+    /// The most activations that a stage holds, in microbatches; each takes 1 on a stage that has passed it through all
+    /// its chunks. An item counts from F until W; without [`Shape::split`] until B.
     pub peak: f64,
 }
 
