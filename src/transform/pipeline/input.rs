@@ -9,8 +9,8 @@ use meshloom_hlo::message::counted;
 /// Stacked weights of all layers, and the logical names of their dimensions.
 ///
 /// Mesh axes that split a weight at rest may also split rows of the activations that it is used on, as `fsdp` does. No
-/// device can then use its part of the weight alone, so weights are gathered over such axes when the [`WeightPlan`]
-/// says. Other axes, as those of tensor parallelism, split a weight where it is used.
+/// device can then use its part of the weight alone, so weights are gathered over such axes when the
+/// [`WeightPlan`](super::WeightPlan) says. Other axes, as those of tensor parallelism, split a weight where it is used.
 #[derive(Clone, Debug)]
 pub struct StackedWeights<W> {
     /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's

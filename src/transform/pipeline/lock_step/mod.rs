@@ -42,9 +42,9 @@ use crate::trace::{self, Tensor, Tree, custom_vjp, refill};
 /// are those at `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what
 /// splits the rows of a microbatch, is in place. Where M is no multiple of S, microbatch `m` has the rows `row M + m`.
 ///
-/// Schedules in which stages [branch](Schedule::branches) need [`pipeline_with_loss`]. With the others, layers also run
-/// in bubbles, on whatever values are there. Their results affect neither values nor gradients, not even if they are
-/// NaN or infinite.
+/// Schedules in which stages [branch](super::Schedule::branches) need
+/// [`pipeline_with_loss`](super::pipeline_with_loss). With the others, layers also run in bubbles, on whatever values
+/// are there. Their results affect neither values nor gradients, not even if they are NaN or infinite.
 ///
 /// ```
 /// use meshloom::prelude::*;

@@ -94,7 +94,7 @@ pub struct Cell {
 /// let shape = Shape { chunks: 2, placement: Placement::Vee, split: true, ..Shape::new(4, 8) };
 /// let table = Table::searched(&[shape], &costs, 4.0)?;
 /// let simulated = table.simulate(&costs)?;
-/// assert!(simulated.bubble < 0.06 && simulated.peak() <= 4.0);
+/// assert!(simulated.bubble < 0.06 && simulated.peak <= 4.0);
 /// // A program that runs the table reads these numbers.
 /// let columns = Columns::of(&table)?;
 /// # Ok(())
