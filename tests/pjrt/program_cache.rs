@@ -47,7 +47,8 @@ fn cache_keeps_programs_and_replaces_damaged_ones() {
     // Whole, and by another's key; or by no key at all, as entries once were. Either would be run.
     let program = &good[32..];
     let name = entry.file_name().expect("a name").to_string_lossy().into_owned();
-    let others = Key::at(&folder.path().join("of-another.digest")).expect("a key").sign(&name, program);
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let others = Key::at(&elsewhere.path().join("key")).expect("a key").sign(&name, program);
     let unsigned: [u8; 32] = Sha256::digest(program).into();
     let [others, unsigned] = [others, unsigned].map(|sum| [&sum[..], program].concat());
     for damaged in [b"garbage", &others[..], &unsigned] {
