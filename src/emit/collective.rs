@@ -7,7 +7,8 @@ use meshloom_hlo::proto::{self, HloInstructionProto};
 use super::node::NodeEmitter;
 use crate::ir::{DType, TensorType};
 use crate::ops::{
-    ComputationId, EmitCollectives, EmitContext, Group, InstructionId, ReduceKind, ReduceScatter, ScatterForm, to_i64,
+    ComputationId, EmitCollectives, EmitContext, Group, InstructionId, ReduceKind, ReduceScatter, ReduceScatterForm,
+    to_i64,
 };
 use meshloom_hlo::GroupFormat;
 use meshloom_hlo::crossing::CrossingKind;
@@ -162,11 +163,11 @@ impl EmitCollectives for NodeEmitter<'_, '_> {
         let of_dims = |dims: &[usize]| TensorType::new(ty.dtype, dims);
         let op = ReduceScatter { group: group.clone(), dim };
         let (value, form, dim) = match op.form_of_one(&ty.dims) {
-            ScatterForm::Merged { dims, .. } if *dims == *ty.dims => {
+            ReduceScatterForm::Merged { dims, .. } if *dims == *ty.dims => {
                 return self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
             }
-            ScatterForm::Merged { dims, dim } => (operand, of_dims(&dims), dim),
-            ScatterForm::Rows { columns } => {
+            ReduceScatterForm::Merged { dims, dim } => (operand, of_dims(&dims), dim),
+            ReduceScatterForm::Rows { columns } => {
                 let parts = if ty.dims[..dim].iter().all(|&size| size == 1) {
                     operand
                 } else {

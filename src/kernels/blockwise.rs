@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::block_mask::Sight;
 use super::nonzero::nonzero;
 use super::pad::{pad, pad_segments};
-use super::traced::{pairs_of_blocks, traced};
+use super::traced::{describe_pairs_of_blocks, traced};
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
@@ -110,7 +110,7 @@ impl AttentionCut {
         f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
     ) -> Result<Option<KernelImplementation>, TraceError> {
         let Blocks { queries, keys } = self.blocks;
-        let how = pairs_of_blocks([queries, keys], self.counts(), self.known.as_ref().map(Vec::len));
+        let how = describe_pairs_of_blocks([queries, keys], self.counts(), self.known.as_ref().map(Vec::len));
         traced(AttentionKernel::Blockwise.name(), name, how, types, f).map(Some)
     }
 

@@ -1,4 +1,4 @@
-//! Implementations that are written as functions of tensors.
+//! Implementations of kernels are written as functions of tensors, and describe how they work: both steps are here.
 
 use crate::ir::TensorType;
 use crate::ops::KernelImplementation;
@@ -20,8 +20,13 @@ pub(super) fn traced(
     Ok(KernelImplementation { name: name.to_owned(), how, graph: (**function.graph()).clone() })
 }
 
-/// How an implementation goes over pairs of blocks, and how many it computes where that is known.
-pub(super) fn pairs_of_blocks([queries, keys]: [usize; 2], counts: [usize; 2], known: Option<usize>) -> String {
+/// Describes, for people, how an implementation of attention goes over pairs of blocks, and how many it computes where
+/// that is known.
+pub(super) fn describe_pairs_of_blocks(
+    [queries, keys]: [usize; 2],
+    counts: [usize; 2],
+    known: Option<usize>,
+) -> String {
     let all = counts[0] * counts[1];
     match known {
         Some(known) => format!("blocks of {queries} queries and {keys} keys, {known} of {all} pairs"),

@@ -1,5 +1,5 @@
 //! Slices at many computed positions, and updates at many computed positions. The derivatives of scatters that do not
-//! add stand in `scatter_rules.rs`.
+//! add stand in `scatter_derivatives.rs`.
 //!
 //! The dimension numbers are XLA's (see "Gather" and "Scatter" in XLA's operation semantics). A gather moves start
 //! indices back until the slice fits; a scatter drops updates that do not fit.

@@ -1,4 +1,5 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
+//! (Scatters have a second one, `scatter_derivatives.rs`, for their longer derivatives.)
 //!
 //! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: they ask for their
 //! [`Facts`]. The contexts in which rules run ([`EmitContext`] and the like) are declared here too, and provided by the
@@ -36,8 +37,8 @@ mod region;
 mod remat;
 mod roll;
 mod rules;
-mod scatter_form;
-mod scatter_rules;
+mod reduce_scatter_form;
+mod scatter_derivatives;
 mod shape;
 mod sort;
 
@@ -79,11 +80,11 @@ pub use meshloom_hlo::ReduceKind;
 pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce};
+pub use reduce_scatter_form::ReduceScatterForm;
 pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
 pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, Often, RegionOp, Scan, While};
 pub use remat::{Memory, RematPolicy};
 pub use roll::Roll;
-pub use scatter_form::ScatterForm;
 pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slice, SliceDim, Transpose};
 pub use sort::{Sort, TopK};
 

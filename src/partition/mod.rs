@@ -28,7 +28,7 @@ pub use fallback::Fallback;
 pub use ledger::{Collective, Ledger, LedgerError, collective_of};
 pub use meshloom_analysis::{Amount, Bounds, Branch};
 pub use meshloom_hlo::CollectiveKind;
-pub use plan::{Plan, Step, plan};
+pub use plan::{ReshardPlan, Step, plan};
 pub use reshard::reshard;
 pub use stray::{Stray, StrayReason};
 pub use uneven::pad_uneven;

@@ -65,9 +65,9 @@ pub enum Step {
     },
 }
 
-/// A sequence of steps, and its cost.
+/// How a value gets from one sharding to another: a sequence of steps, and its cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ReshardPlan {
     /// The steps, in order.
     pub steps: Vec<Step>,
     /// Bytes that one device sends in all of them.
@@ -82,9 +82,15 @@ const COLLECTIVE: u64 = 1024;
 ///
 /// # Errors
 /// The goal cannot be reached: it asks for a partial sum that the start is not.
-pub fn plan(mesh: &Mesh, dims: &[usize], element_bytes: usize, from: &Spec, to: &Spec) -> Result<Plan, InternalError> {
+pub fn plan(
+    mesh: &Mesh,
+    dims: &[usize],
+    element_bytes: usize,
+    from: &Spec,
+    to: &Spec,
+) -> Result<ReshardPlan, InternalError> {
     if from == to {
-        return Ok(Plan::default());
+        return Ok(ReshardPlan::default());
     }
     let whole = dims.iter().product::<usize>() as u64 * element_bytes as u64;
     let search = Search { mesh, whole, goal: to };
@@ -105,7 +111,7 @@ struct Reached {
 }
 
 impl Search<'_> {
-    fn run(&self, start: &Spec) -> Result<Plan, InternalError> {
+    fn run(&self, start: &Spec) -> Result<ReshardPlan, InternalError> {
         let mut states: Vec<(Spec, Reached)> = vec![(start.clone(), Reached { cost: 0, from: None })];
         let mut known: FxHashMap<Spec, usize> = FxHashMap::from_iter([(start.clone(), 0)]);
         let mut queue = BinaryHeap::from([Reverse((0, 0))]);
@@ -139,7 +145,7 @@ impl Search<'_> {
         Err(InternalError::new(format_args!("reshard from {}", start.display(self.mesh)), goal))
     }
 
-    fn plan_to(&self, states: &[(Spec, Reached)], goal: usize) -> Plan {
+    fn plan_to(&self, states: &[(Spec, Reached)], goal: usize) -> ReshardPlan {
         let mut steps = Vec::new();
         let mut bytes_sent = 0;
         let mut at = goal;
@@ -149,7 +155,7 @@ impl Search<'_> {
             at = *before;
         }
         steps.reverse();
-        Plan { steps, bytes_sent }
+        ReshardPlan { steps, bytes_sent }
     }
 
     fn part_bytes(&self, spec: &Spec) -> u64 {

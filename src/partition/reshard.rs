@@ -1,6 +1,6 @@
 //! Carrying out a plan: steps become nodes of the local graph.
 
-use super::plan::{Plan, Step};
+use super::plan::{ReshardPlan, Step};
 use crate::ir::{Axes, DType, Dims, GraphBuilder, OpError, Value};
 use crate::ops::{
     AllGather, AllReduce, AllToAll, AxisIndex, AxisList, CollectivePermute, Convert, Group, Op, ReduceKind,
@@ -12,7 +12,7 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis};
 ///
 /// # Errors
 /// A dimension does not divide by the axes it gains.
-pub fn reshard(builder: &mut GraphBuilder, mesh: &Mesh, value: Value, plan: &Plan) -> Result<Value, OpError> {
+pub fn reshard(builder: &mut GraphBuilder, mesh: &Mesh, value: Value, plan: &ReshardPlan) -> Result<Value, OpError> {
     plan.steps.iter().try_fold(value, |value, step| apply(builder, mesh, value, step))
 }
 

@@ -24,7 +24,7 @@ mod properties;
 mod random_graphs;
 mod remat;
 mod rotary;
-mod scatter_form;
+mod reduce_scatter_form;
 mod second_order;
 mod sentences;
 mod split_backward;

@@ -2,7 +2,7 @@
 //! configs against their schedule.
 
 use meshloom::analysis::{
-    AxisPart, Devices, Given, KnownInput, ModuleCollectives, Walk, collectives, step_inputs, traffic,
+    AxisPart, DeviceExecutions, Devices, KnownInput, ModuleCollectives, Walk, collectives, step_inputs, traffic,
 };
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::read;
@@ -192,7 +192,7 @@ impl Known {
         found
     }
 
-    fn given(&self, step: i64) -> Given {
+    fn given(&self, step: i64) -> DeviceExecutions {
         Walk::of(&self.walk_of).given(&[first_input(step)], Devices::partitioned(8))
     }
 

@@ -31,7 +31,7 @@ const OVERRIDES: &[Case] = &[
     (
         "",
         &["steps=3"],
-        r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#,
+        r#""steps=3" is not an override: its key has no section (of a section with kinds, name the key: remat.policy=save); write section.key=value, as in train.steps=100"#,
     ),
     (
         "",

@@ -1,4 +1,4 @@
-//! Device groups as axes of a mesh.
+//! Device groups as axes of a mesh, and the mesh that a module names ([`mesh_of`]).
 //!
 //! HLO numbers devices; people name the directions in which devices lie. Over the mesh `data=2,fsdp=4`, the groups
 //! `{{0,1,2,3},{4,5,6,7}}` lie along `fsdp`, and `{{0,2},{1,3},{4,6},{5,7}}` along its major half, `fsdp:(1)2`: the

@@ -1,18 +1,19 @@
-//! A walk with the executions on some devices: the branches that they take where their numbers decide it, as in a
-//! pipeline whose stages branch.
+//! A walk, and how often each device runs each place of it. Where the number of a device decides which branch it takes,
+//! as in a pipeline whose stages branch, only that branch counts.
 
 use std::sync::Arc;
 
 use super::devices::Devices;
-use super::executions::Given;
+use super::executions::DeviceExecutions;
 use super::walk::Walk;
 use meshloom_hlo::proto::HloModuleProto;
 
 /// All that a module runs, and how often each device runs it.
 pub struct DeviceWalk<'a> {
-    /// The places have the executions of the device that runs them most.
+    /// With [`DeviceWalk::of`], a place has the executions of the device that runs it most; with
+    /// [`DeviceWalk::undecided`], those of a branch that may or may not be taken.
     walk: Walk<'a>,
-    executions: Arc<Given>,
+    executions: Arc<DeviceExecutions>,
 }
 
 impl<'a> DeviceWalk<'a> {
@@ -42,7 +43,7 @@ impl<'a> DeviceWalk<'a> {
     }
 
     /// How often each place runs on each device.
-    pub(super) fn executions(&self) -> &Arc<Given> {
+    pub(super) fn executions(&self) -> &Arc<DeviceExecutions> {
         &self.executions
     }
 }

@@ -24,7 +24,7 @@ const DEVICES: u64 = 1 << 13;
 
 /// The number of executions of each place of a walk, on each device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct DeviceExecutions {
     /// The runs of devices, each different one once.
     runs: Vec<Arc<DeviceRun>>,
     /// The number of each device's run; empty if all devices have the first.
@@ -52,8 +52,8 @@ pub(super) struct PlaceRun {
 
 impl Walk<'_> {
     /// Returns how often each place runs on each of these devices, given these inputs.
-    pub fn given(&self, inputs: &[KnownInput], devices: Devices) -> Given {
-        let mut found = [(inputs, Given::nothing(devices))];
+    pub fn given(&self, inputs: &[KnownInput], devices: Devices) -> DeviceExecutions {
+        let mut found = [(inputs, DeviceExecutions::nothing(devices))];
         self.follow(&mut found, devices);
         let [(_, given)] = found;
         given
@@ -61,13 +61,14 @@ impl Walk<'_> {
 
     /// Returns the same for each of several sets of inputs. Everything that does not depend on them, such as the stages
     /// of a pipeline, is computed once.
-    pub fn given_each(&self, inputs: &[Vec<KnownInput>], devices: Devices) -> Vec<Given> {
-        let mut found: Vec<_> = inputs.iter().map(|inputs| (inputs.as_slice(), Given::nothing(devices))).collect();
+    pub fn given_each(&self, inputs: &[Vec<KnownInput>], devices: Devices) -> Vec<DeviceExecutions> {
+        let mut found: Vec<_> =
+            inputs.iter().map(|inputs| (inputs.as_slice(), DeviceExecutions::nothing(devices))).collect();
         self.follow(&mut found, devices);
         found.into_iter().map(|(_, given)| given).collect()
     }
 
-    fn follow(&self, found: &mut [(&[KnownInput], Given)], devices: Devices) {
+    fn follow(&self, found: &mut [(&[KnownInput], DeviceExecutions)], devices: Devices) {
         let decides = self.deciding();
         if self.is_merged() || !decides.contains(&true) {
             let whichever = self.whichever(devices);
@@ -104,10 +105,13 @@ impl Walk<'_> {
     }
 
     /// Returns how often each place runs, whichever branches are taken.
-    pub(super) fn whichever(&self, devices: Devices) -> Given {
+    pub(super) fn whichever(&self, devices: Devices) -> DeviceExecutions {
         let own = |place: &Place<'_>| PlaceRun { amounts: vec![(place.branches.clone(), place.executions)], when: 0 };
         let places = self.places().iter().map(own).collect();
-        Given { runs: vec![Arc::new(DeviceRun { places, iterations: Vec::new() })], ..Given::nothing(devices) }
+        DeviceExecutions {
+            runs: vec![Arc::new(DeviceRun { places, iterations: Vec::new() })],
+            ..DeviceExecutions::nothing(devices)
+        }
     }
 
     /// Returns for each place whether anything in it, or in the places it runs, is decided while it runs.
@@ -127,7 +131,7 @@ impl Walk<'_> {
     }
 }
 
-impl Given {
+impl DeviceExecutions {
     /// Returns the runs of devices, each different one once.
     pub(super) fn runs(&self) -> impl Iterator<Item = &DeviceRun> {
         self.runs.iter().map(|run| &**run)
@@ -155,8 +159,8 @@ impl Given {
         (0..self.runs.len()).map(of_run).collect()
     }
 
-    fn nothing(devices: Devices) -> Given {
-        Given { runs: Vec::new(), of_device: Vec::new(), devices }
+    fn nothing(devices: Devices) -> DeviceExecutions {
+        DeviceExecutions { runs: Vec::new(), of_device: Vec::new(), devices }
     }
 
     /// Adds the run of the next device.

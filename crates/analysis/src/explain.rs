@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::index::{Computation, Module};
 use super::partitioning::is_scalar;
-use super::shardings::is_local;
+use super::shardings::is_partitioned;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom_hlo::source::{Sources, op_name};
 use meshloom_hlo::suggest::did_you_mean;
@@ -69,7 +69,7 @@ meshloom_hlo::debug_is_message!(UnknownValue);
 /// # Errors
 /// No value has the name.
 pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Result<Vec<StatedFrom>, UnknownValue> {
-    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_local(module));
+    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_partitioned(module));
     let query = query.trim_start_matches('%');
     let is_described = |it: &HloInstructionProto| {
         let name = op_name(it);

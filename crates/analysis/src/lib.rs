@@ -48,7 +48,7 @@ pub use device_walk::DeviceWalk;
 pub use devices::{Devices, device_count};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use estimate::{EstimateError, Hardware, StepTime, TransferTime, UnknownRate, estimate, estimate_walk};
-pub use executions::{Given, KnownInput};
+pub use executions::{DeviceExecutions, KnownInput};
 pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
 pub use measured::{Measured, MeasuredInstruction, longest_program};
 pub use megascale::{SliceTransfer, communication_of, slice_count};

@@ -33,7 +33,7 @@ use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, OpSharding, Shape
 pub enum Partitioning {
     /// The program is for one partition: there is nothing to split.
     Single,
-    /// XLA has partitioned it: all shapes are those of one device's part.
+    /// All shapes are those of one device's part: XLA has partitioned it, or meshloom wrote it so ([`LOCAL_SHAPES`]).
     Done,
     /// It computes in manual regions only: parameters and results have global shapes, and all other shapes are those of
     /// one device's part.
@@ -51,7 +51,7 @@ impl Partitioning {
         if devices.partitions <= 1 {
             return Partitioning::Single;
         }
-        if is_past_partitioner(module) || is_local(module) {
+        if is_past_partitioner(module) || has_local_shapes(module) {
             return Partitioning::Done;
         }
         match first_global(&Module::new(module)) {
@@ -101,7 +101,7 @@ fn is_past_partitioner(module: &HloModuleProto) -> bool {
 }
 
 /// Whether meshloom wrote the module with the shapes of one device.
-fn is_local(module: &HloModuleProto) -> bool {
+fn has_local_shapes(module: &HloModuleProto) -> bool {
     module.frontend_attributes.as_ref().is_some_and(|attributes| attributes.map.contains_key(LOCAL_SHAPES))
 }
 

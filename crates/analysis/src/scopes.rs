@@ -29,7 +29,8 @@ pub struct ScopeGraph {
 pub struct ScopeNode {
     /// Its path; empty for instructions without a scope.
     pub path: String,
-    /// The number of instructions, each once however often it runs; a fusion is one.
+    /// The number of instructions other than those that only carry values. Each counts once, however often it runs; a
+    /// fusion is one.
     pub instructions: usize,
     /// The number of instructions of each opcode.
     pub opcodes: BTreeMap<String, usize>,
@@ -48,15 +49,15 @@ pub struct ScopeEdge {
     pub bytes: u64,
 }
 
-/// Returns the first levels of a scope path.
-pub fn levels(path: &str, depth: usize) -> &str {
+/// Returns the first `depth` first_levels of a scope path; the whole path if `depth` is 0.
+pub fn first_levels(path: &str, depth: usize) -> &str {
     match path.match_indices('/').nth(depth.saturating_sub(1)) {
         Some((at, _)) if depth > 0 => &path[..at],
         _ => path,
     }
 }
 
-/// Returns the graph of a module's scopes, cut off at `depth` levels.
+/// Returns the graph of a module's scopes, cut off at `depth` first_levels.
 pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
     let mut graph = ScopeGraph::default();
     let mut nodes: FxHashMap<&str, usize> = FxHashMap::default();
@@ -66,7 +67,7 @@ pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
         if place.fused || carries(instruction) || !seen.insert(std::ptr::from_ref(instruction)) {
             continue;
         }
-        let path = levels(scope(instruction), depth);
+        let path = first_levels(scope(instruction), depth);
         let to = *nodes.entry(path).or_insert_with(|| {
             graph.nodes.push(ScopeNode { path: path.to_owned(), ..ScopeNode::default() });
             graph.nodes.len() - 1
@@ -77,7 +78,9 @@ pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
         let computation = walk.computation(place);
         let operands = computation.operands(instruction).flatten();
         for maker in operands.flat_map(|operand| makers(walk, place_number, operand)) {
-            let Some(&from) = nodes.get(levels(scope(maker), depth)).filter(|&&from| from != to) else { continue };
+            let Some(&from) = nodes.get(first_levels(scope(maker), depth)).filter(|&&from| from != to) else {
+                continue;
+            };
             let edge = *edges.entry((from, to)).or_insert_with(|| {
                 graph.edges.push(ScopeEdge { from, to, values: 0, bytes: 0 });
                 graph.edges.len() - 1

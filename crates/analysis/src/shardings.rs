@@ -60,7 +60,7 @@ pub struct ShardedValue {
 
 /// Returns the shardings that a module states, parameters first.
 pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedValue> {
-    let (sources, local) = (Sources::of(module), is_local(module));
+    let (sources, local) = (Sources::of(module), is_partitioned(module));
     let mut values = Vec::new();
     for computation in &module.computations {
         let is_entry = computation.id == module.entry_computation_id;
@@ -95,8 +95,8 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
     values
 }
 
-/// Whether XLA has partitioned a module, so that every shape is that of one device's part.
-pub(super) fn is_local(module: &HloModuleProto) -> bool {
+/// Whether every shape of a module is that of one device's part, whoever partitioned it ([`Partitioning::Done`]).
+pub(super) fn is_partitioned(module: &HloModuleProto) -> bool {
     Partitioning::of(module, device_count(module, None)) == Partitioning::Done
 }
 

@@ -1,14 +1,14 @@
 //! The bytes that cross an axis of the mesh at each step.
 //!
 //! A program that syncs now and then has its syncs in branches, and its step counter, one of its inputs, decides which
-//! branch it takes. [`traffic`] evaluates the branches of each step ([`Given`]) and adds up the bytes that each device
-//! sends.
+//! branch it takes. [`traffic`] evaluates the branches of each step ([`DeviceExecutions`]) and adds up the bytes that
+//! each device sends.
 
 use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};
 use super::device_walk::DeviceWalk;
 use super::devices::Devices;
-use super::executions::{Given, KnownInput};
+use super::executions::{DeviceExecutions, KnownInput};
 use super::walk::Walk;
 use crate::Bounds;
 use meshloom_hlo::mesh::Mesh;
@@ -92,7 +92,7 @@ pub fn traffic(
         inputs.map(|(parameter, element)| KnownInput { parameter, element, value }).collect()
     };
     let each: Vec<Vec<KnownInput>> = counters.iter().map(inputs_at).collect();
-    let step = |(counter, given): (u64, Given)| StepTraffic {
+    let step = |(counter, given): (u64, DeviceExecutions)| StepTraffic {
         counter,
         executions: given.total(&found.entries, |_| Some(1)),
         moved_bytes: given.moved_bytes(&found.entries),

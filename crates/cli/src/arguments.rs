@@ -36,21 +36,21 @@ pub enum Command {
     Export(Export),
     Logits(Logits),
     Config(Config),
-    /// List the pipelines that a run config could have, with a picture, and the ways to split a sequence; with
-    /// --search, find the fastest plan on given hardware
+    /// Lists the pipelines that a run config could have, with a picture, and the ways to split a sequence; with
+    /// --search, finds the fastest plan on given hardware
     Plan(Common<Plan>),
-    /// Compile a run config or HLO for hardware that you need not have
+    /// Compiles a run config or HLO for hardware that you need not have
     Compile(Common<Compile>),
-    /// Find what makes a program go wrong, and shrink it
+    /// Finds what makes a program go wrong, and shrinks it
     Bisect(Common<Bisect>),
-    /// List the plugins found, what each can do, and how to get what is missing
+    /// Lists the plugins found, what each can do, and how to get what is missing
     Doctor(Common<Doctor>),
     Certificates(CertificateFlags),
 }
 
 /// A command that prints an answer, as those of `hlo-dump` do.
 #[derive(Args)]
-#[command(after_help = "Exit status: 0 done; 1 `bisect` found a symptom; 2 an error.")]
+#[command(after_help = "Exit status: 0 done; 2 an error. Of `bisect`: 0 no symptom; 1 a symptom.")]
 pub struct Common<C: Args> {
     #[command(flatten)]
     pub command: C,
@@ -316,7 +316,7 @@ impl Generate {
 #[command(after_help = "\
 Example:
   meshloom import Llama-3.2-1B imported
-  meshloom train --set train.init=imported --set data.sources=[\"text/*.txt\"]
+  meshloom train --set train.init=imported --set 'data.sources=[\"text/*.txt\"]'
       Imports a model, and continues training it. `train.init` takes the folder of a published model as well")]
 pub struct Import {
     /// The folder of the published model: config.json, and safetensors in one file or several

@@ -151,7 +151,10 @@ pub fn load(input: &Input) -> Result<Loaded> {
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
     let name = source::name(path);
-    load_named(path, &name, reading).with_context(|| name)
+    load_named(path, &name, reading).map_err(|error| match error.to_string().starts_with(&format!("{name}:")) {
+        true => error,
+        false => error.context(name),
+    })
 }
 
 fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {

@@ -55,7 +55,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use arguments::{Check, Collectives, Common, Cost, Diff, Explain, Memory, Report, Show, Traffic};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, Parser, Subcommand};
 use meshloom_hlo::message::shown_error;
@@ -143,7 +143,15 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>, caller: Ca
 fn execute_line(command_line: impl Iterator<Item = OsString>) -> u8 {
     match parse::<Arguments>(command_line, |_| true) {
         Ok(Arguments { command, common }) => execute(&common, |json| execute_command(command, json)),
-        Err(error) => print_usage(&error),
+        Err(error) => {
+            let status = print_usage(&error);
+            if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
+                && ["plan", "compile", "bisect", "doctor"].contains(&name.as_str())
+            {
+                output::error_line(&format!("`{name}` is a command of meshloom: `meshloom {name}`"));
+            }
+            status
+        }
     }
 }
 

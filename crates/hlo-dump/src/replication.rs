@@ -15,7 +15,7 @@ pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
     let values = shardings(&loaded.module, loaded.mesh.as_ref());
     let parameters: Vec<&ShardedValue> = values.iter().filter(|value| value.kind == ValueKind::Parameter).collect();
     let mut found: Vec<String> = match parameters.is_empty() {
-        true if is_local(loaded) => {
+        true if has_local_shapes(loaded) => {
             vec!["the module is in the local form, which does not say how its parameters are split".to_owned()]
         }
         true if has_parameters(loaded) => vec!["the module does not say how its parameters are split".to_owned()],
@@ -27,7 +27,7 @@ pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
     found
 }
 
-fn is_local(loaded: &Loaded) -> bool {
+fn has_local_shapes(loaded: &Loaded) -> bool {
     loaded.module.frontend_attributes.as_ref().is_some_and(|attributes| attributes.map.contains_key(LOCAL_SHAPES))
 }
 

@@ -5,7 +5,8 @@ use meshloom::ops::{RaggedDot, RaggedMode};
 
 use super::number::packed;
 
-/// A dot over rows masked by group: rows of no group are zero, and groups end with the rows.
+/// Computes `RaggedForm::Masked`, a dot over rows masked by group: rows of no group are zero, and groups end with the
+/// rows.
 pub fn masked(op: &RaggedDot, operands: &[&Literal], ty: &TensorType) -> Literal {
     let [lhs, rhs, groups] = [0, 1, 2].map(|index| operands[index].to_f64_vec());
     let sizes = op.sizes(&operands.iter().map(|operand| operand.ty()).collect::<Vec<_>>());
@@ -33,7 +34,7 @@ pub fn masked(op: &RaggedDot, operands: &[&Literal], ty: &TensorType) -> Literal
     packed(ty, &result)
 }
 
-/// Computes XLA's `ragged-dot` as it is documented. Rows of no group are NaN: libtpu does not write them.
+/// Computes `RaggedForm::Instruction`, XLA's `ragged-dot`. Rows of no group are NaN: libtpu does not write them.
 pub fn apply(op: &RaggedDot, operands: &[&Literal], ty: &TensorType) -> Literal {
     let [lhs, rhs, sizes] = [0, 1, 2].map(|index| operands[index].to_f64_vec());
     let (rows, inner) = (operands[0].ty().dims[0], operands[0].ty().dims[1]);

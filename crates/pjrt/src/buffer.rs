@@ -143,7 +143,7 @@ impl Buffer {
         let ty = self.ty();
         let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, ty.byte_count()).collect();
         let Some(target) = Arc::get_mut(&mut bytes).filter(|bytes| !bytes.is_empty()) else {
-            // Nothing to copy; a null target would be a question for the size.
+            // There is nothing to copy, and a call with a null target would only ask for the size.
             return Ok(HostCopy { event: None, ty: ty.clone(), bytes });
         };
         // The plugin may have laid the value out in another order: ask for row-major.

@@ -1,8 +1,8 @@
 //! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
 //! change or remove it.
 
+pub use crate::trainer::slow_steps::SlowStepWatch;
 pub use crate::trainer::token_order::arranged;
-pub use crate::trainer::watch::Watch;
 
 /// Encodes the records of event files.
 #[cfg(feature = "tensorboard")]

@@ -11,7 +11,7 @@ use meshloom_mosaic::{Kernel, KernelError};
 use super::super::block_mask::Sight;
 use super::super::nonzero::nonzero;
 use super::super::pad::{pad, pad_segments};
-use super::super::traced::{pairs_of_blocks, traced};
+use super::super::traced::{describe_pairs_of_blocks, traced};
 use super::super::{AttentionKernel, Kernels};
 use super::{list, refused, run};
 use crate::ir::{DType, TensorType};
@@ -181,7 +181,8 @@ impl AttentionCall {
         f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
     ) -> Result<Option<KernelImplementation>, TraceError> {
         let Blocks { query, key } = self.shape.blocks;
-        let how = pairs_of_blocks([query, key], self.counts(), listed.known.as_ref().map(|lists| lists[0].len()));
+        let how =
+            describe_pairs_of_blocks([query, key], self.counts(), listed.known.as_ref().map(|lists| lists[0].len()));
         traced(AttentionKernel::Mosaic.name(), name, how, types, f).map(Some)
     }
 

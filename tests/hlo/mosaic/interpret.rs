@@ -1,7 +1,7 @@
 //! The interpreter on kernels that are written by hand: what it computes, and what it refuses.
 
 use meshloom::hlo::{DType, TensorType};
-use meshloom_mosaic::text::{Axis, Body, Element, Grid, Program, Window};
+use meshloom_mosaic::text::{Axis, Body, Element, GridPosition, Program, Window};
 use meshloom_mosaic::{Cost, Kernel, KernelError};
 use support::interpret::mosaic::{Array, run, run_kernel};
 
@@ -79,7 +79,7 @@ fn what_is_wrong_is_refused() {
 /// A kernel of one axis that adds a row of 8 numbers to scratch memory at each step, and writes the sum at each.
 fn running_sum(axis: Axis, block: fn(usize) -> i32) -> Result<Kernel, KernelError> {
     let mut program = Program::new("running_sum", &[axis]);
-    let at = |b: &mut Body, grid: &Grid| vec![grid.axes[0].clone(), b.int(0)];
+    let at = |b: &mut Body, grid: &GridPosition| vec![grid.axes[0].clone(), b.int(0)];
     let x = program.input(Window::new("x", Element::F32, &[32, 128], &[8, 128], at));
     let o = program.output(Window::new("o", Element::F32, &[32, 128], &[8, 128], move |b, grid| {
         let factor = b.int(block(1));

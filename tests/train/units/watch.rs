@@ -2,13 +2,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use meshloom_train::internals::Watch;
+use meshloom_train::internals::SlowStepWatch;
 
 /// Calls of several steps are compared with as many steps.
 #[test]
 fn calls_are_measured_by_their_steps() {
     let told: Arc<Mutex<Vec<u64>>> = Arc::default();
-    let mut watch = Watch::default();
+    let mut watch = SlowStepWatch::default();
     watch.patience = Duration::ZERO;
     let seen = told.clone();
     watch.listen(move |slow| seen.lock().expect("nobody panicked").push(slow.step));
@@ -20,7 +20,7 @@ fn calls_are_measured_by_their_steps() {
 #[test]
 fn a_slow_call_is_told_of_once() {
     let told: Arc<Mutex<Vec<u64>>> = Arc::default();
-    let mut watch = Watch::default();
+    let mut watch = SlowStepWatch::default();
     watch.patience = Duration::from_millis(300);
     let seen = told.clone();
     watch.listen(move |slow| seen.lock().expect("nobody panicked").push(slow.step));

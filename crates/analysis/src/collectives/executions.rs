@@ -2,7 +2,7 @@
 
 use super::ModuleCollective;
 use crate::devices::Devices;
-use crate::executions::{DeviceRun, Given, PlaceRun};
+use crate::executions::{DeviceExecutions, DeviceRun, PlaceRun};
 use crate::{Amount, Bounds, Branch, sum};
 use meshloom_hlo::device_groups::DeviceGroups;
 
@@ -17,7 +17,7 @@ pub enum Together {
     Unknown,
 }
 
-impl Given {
+impl DeviceExecutions {
     /// Returns how often a collective runs.
     pub fn executions(&self, collective: &ModuleCollective) -> Bounds {
         self.total([collective], |_| Some(1))
@@ -28,7 +28,7 @@ impl Given {
         self.total(collectives, |collective| collective.moved_bytes)
     }
 
-    /// Sums a number for each execution of collectives: on the devices for which the sum is least, and most.
+    /// Sums a number over all executions of collectives on one device: the least and the most of any device.
     pub fn total<'c>(
         &self,
         collectives: impl IntoIterator<Item = &'c ModuleCollective>,
@@ -37,8 +37,8 @@ impl Given {
         self.total_beyond(collectives.into_iter().map(|collective| (collective, &[][..])), of_one)
     }
 
-    /// Sums the same, where the branches that come with a collective, the outermost of its own, are taken each time
-    /// that they may be.
+    /// Sums the same, as if some branches were taken each time that they may be: those that come with a collective,
+    /// which are the outermost of the branches around it.
     pub(super) fn total_beyond<'c>(
         &self,
         collectives: impl IntoIterator<Item = (&'c ModuleCollective, &'c [Branch])>,
@@ -111,7 +111,7 @@ fn beyond<'b>(taken: &[Branch], branches: &'b [Branch], executions: Amount) -> (
     }
 }
 
-/// Returns the executions of something unknown: what runs zero times moves nothing, whatever it is.
+/// Returns the sum of an unknown number over some executions: 0 if there are none, else unknown.
 fn unless_never(executions: Amount) -> Amount {
     if executions == 0 { executions } else { Amount::Unknown }
 }

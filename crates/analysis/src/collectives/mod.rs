@@ -25,7 +25,7 @@ use crate::axes::{AxisPart, Strides, pair_axes};
 use crate::communication::Communication;
 use crate::device_walk::DeviceWalk;
 use crate::devices::Devices;
-use crate::executions::Given;
+use crate::executions::DeviceExecutions;
 use crate::index::{Computation, attribute};
 use crate::megascale::{SliceTransfer, communication_of, slices_of};
 use crate::size::{array_bytes, shape_bytes};
@@ -99,7 +99,7 @@ pub struct ModuleCollectives {
     pub conditionals: Vec<Conditional>,
     /// The executions on each device where the device numbers decide them; else bounds for all branches.
     #[serde(skip)]
-    given: Arc<Given>,
+    given: Arc<DeviceExecutions>,
 }
 
 /// A conditional, which runs one of its branches.

@@ -5,7 +5,7 @@ use crate::index::Computation;
 use crate::size::{elements, product, shape_bytes};
 use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 
-/// An instruction with what it reads.
+/// An instruction in its computation, which can be asked for the sizes and types of its operands and results.
 pub(super) struct Operands<'c, 'a> {
     pub(super) computation: &'c Computation<'a>,
     pub(super) instruction: &'c HloInstructionProto,

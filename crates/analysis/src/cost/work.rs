@@ -247,7 +247,7 @@ fn moved(operands: &Operands<'_, '_>) -> (u64, u64) {
     }
 }
 
-/// Whether an opcode only states where something is, or runs other computations.
+/// Whether an opcode computes nothing itself: it names or groups values, waits, or runs other computations.
 fn is_free(opcode: &str) -> bool {
     match opcode {
         "add-dependency" | "after-all" | "async-done" | "async-start" | "async-update" | "bitcast" | "call"

@@ -8,7 +8,7 @@ use super::dataflow::Flow;
 use crate::host_transfers::{Move, move_of};
 
 /// Takes values on the host out of the device's memory.
-pub(super) fn place(flow: &mut Flow<'_, '_>) {
+pub(super) fn take_out(flow: &mut Flow<'_, '_>) {
     let points: Vec<usize> = (0..flow.schedule.point_count()).map(|time| flow.schedule.point_at(time)).collect();
     let is_moved = |flow: &Flow<'_, '_>, point: usize| move_of(flow.instruction(point)) == Some(Move::ToHost);
     if !points.iter().any(|&point| is_moved(flow, point)) {

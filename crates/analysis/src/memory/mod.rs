@@ -228,7 +228,7 @@ pub fn memory_of_walk(
     for (a, b) in flow.settle(|class| donated.contains(&class)) {
         flow.put_together(a, b);
     }
-    host::place(&mut flow);
+    host::take_out(&mut flow);
     let donated = ports.donated(&mut flow);
     let handovers = sharing::update(&mut flow, |class| donated.contains(&class));
     Ok(ports.memory(&mut flow, &handovers, form, sources))

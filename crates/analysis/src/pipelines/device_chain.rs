@@ -2,7 +2,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The lines that the pairs of a permute make up, all of them alike.
+/// One of the lines of devices that the pairs of a permute make up. All of them are alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceChain {
     /// The devices of the first line, by number.
@@ -14,8 +14,8 @@ pub struct DeviceChain {
 }
 
 impl DeviceChain {
-    /// Returns the lines of pairs of source and target: equally long, with the same distance between neighbours, closed
-    /// to rings or open.
+    /// Returns the first of the lines that pairs of source and target make up; `None` unless all are equally long, have
+    /// the same distance between neighbours, and are all open or all closed to rings.
     pub fn of(pairs: &[(u64, u64)]) -> Option<DeviceChain> {
         let next: FxHashMap<u64, u64> = pairs.iter().copied().collect();
         let targets: FxHashSet<u64> = next.values().copied().collect();

@@ -13,7 +13,7 @@
 
 mod indices;
 pub(crate) mod device_chain;
-mod table;
+mod branching_stages;
 
 use std::fmt;
 
@@ -318,7 +318,7 @@ fn schedule(
     if walk.is_merged() || *iterations > MOST_ITERATIONS {
         return Err("the program is too large to be followed by stage and iteration");
     }
-    if let Some(of_branches) = table::of(walk, values, devices, found) {
+    if let Some(of_branches) = branching_stages::of(walk, values, devices, found) {
         return of_branches;
     }
     let stages = of_stages.len();

@@ -30,7 +30,7 @@ use serde::Serialize;
 pub struct Compile {
     #[command(flatten)]
     pub input: Input,
-    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8; by default a run config's target.topology
+    /// Hardware: cpu:8, v5p:8x8x8, tpu7x:2x2x1:slices=2, h100:1x1x8; by default a run config's target.topology
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
     /// The most time that compilation may take

@@ -1,4 +1,5 @@
-//! Run configs as inputs, with the feature `configs`: reading, lowering, compiling.
+//! Run configs as inputs of `hlo-dump` and of `meshloom`'s commands, with the feature `configs`: reading, lowering,
+//! compiling.
 
 use std::io::IsTerminal;
 

@@ -134,7 +134,7 @@ impl Special for SliceSizes {
             return;
         }
         // Each slice has as many dimensions as the input.
-        let input = printer.operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
+        let input = printer.find_operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
         let rank = input
             .map(|shape| shape.tuple_shapes.first().unwrap_or(shape).dimensions.len())
             .filter(|&rank| rank > 0)
@@ -155,7 +155,7 @@ pub(super) struct ComparisonType;
 
 impl Special for ComparisonType {
     fn print(printer: &mut Printer<'_>, instruction: &HloInstructionProto, start: &str) {
-        let operand = printer.operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
+        let operand = printer.find_operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
         let comparison = instruction.comparison_type.as_str();
         if !comparison.is_empty() && comparison != default_comparison(operand) {
             emit!(printer, start, comparison);

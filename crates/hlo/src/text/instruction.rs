@@ -111,12 +111,17 @@ impl<'a> Printer<'a> {
 
     /// Whether a conditional chooses by a truth value rather than by an index.
     fn is_predicated(&self, instruction: &HloInstructionProto) -> bool {
-        self.operand(instruction, 0)
+        self.find_operand(instruction, 0)
             .and_then(|operand| operand.shape.as_ref())
             .is_some_and(|shape| shape.element_type == PrimitiveType::Pred as i32)
     }
 
-    pub(crate) fn operand(&self, instruction: &HloInstructionProto, index: usize) -> Option<&'a HloInstructionProto> {
+    /// Returns an operand, without printing it.
+    pub(crate) fn find_operand(
+        &self,
+        instruction: &HloInstructionProto,
+        index: usize,
+    ) -> Option<&'a HloInstructionProto> {
         let Named { instruction, .. } = self.names.get(instruction.operand_ids.get(index)?)?;
         Some(instruction)
     }

@@ -20,8 +20,8 @@ macro_rules! of_size {
     };
 }
 
-/// Appends a box of a parameter of these dimensions. `read` gives the bytes of a box of the tensor, whose elements have
-/// `size` bytes.
+/// Appends a box of a parameter of these dimensions, taken out of the tensor that holds it, to `into`. `read` gives the
+/// bytes of a box of the tensor, whose elements have `size` bytes.
 pub(super) fn take<E>(
     part: &TensorPart,
     (dims, shard): (&[usize], &[Range<usize>]),

@@ -64,7 +64,7 @@ mod pairs;
 use meshloom_hlo::DType;
 
 use crate::text::{
-    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window,
+    Argument, Axis, Body, Comparison, Element, GridPosition, Product, Program, Refs, SCALAR_LIMIT, Value, Window,
 };
 use crate::{Cost, KernelError};
 
@@ -204,14 +204,14 @@ struct Axes {
 
 impl Axes {
     /// The query head of a step.
-    fn head(self, b: &mut Body, grid: &Grid) -> Value {
+    fn head(self, b: &mut Body, grid: &GridPosition) -> Value {
         let size = b.int(self.group_size as i32);
         let first = b.mul(&grid.axes[1], &size);
         b.add(&first, &grid.axes[self.group])
     }
 
     /// The block of a step, by its list.
-    fn block(self, b: &mut Body, grid: &Grid, list: Argument) -> Value {
+    fn block(self, b: &mut Body, grid: &GridPosition, list: Argument) -> Value {
         b.scalar(&grid[list], &grid.axes[self.pair])
     }
 }

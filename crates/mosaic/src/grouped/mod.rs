@@ -40,7 +40,7 @@
 use meshloom_hlo::DType;
 
 use crate::text::{
-    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window,
+    Argument, Axis, Body, Comparison, Element, GridPosition, Product, Program, Refs, SCALAR_LIMIT, Value, Window,
 };
 use crate::{Cost, Kernel, KernelError};
 
@@ -136,7 +136,7 @@ enum BlockOf {
 
 fn window(name: &'static str, element: Element, dims: &[usize], block: &[usize], indices: &[BlockOf]) -> Window {
     let indices = indices.to_vec();
-    Window::new(name, element, dims, block, move |b, grid: &Grid| {
+    Window::new(name, element, dims, block, move |b, grid: &GridPosition| {
         let index = |of: &BlockOf| match of {
             BlockOf::List(list, axis) => b.scalar(&grid[*list], &grid.axes[*axis]),
             BlockOf::Axis(axis) => grid.axes[*axis].clone(),

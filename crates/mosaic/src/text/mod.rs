@@ -18,7 +18,7 @@ use crate::KernelError;
 
 pub use body::{Body, Comparison, Product, Reduction, Value};
 pub(crate) use program::SCALAR_LIMIT;
-pub use program::{Argument, Axis, Grid, Program, Refs, Window};
+pub use program::{Argument, Axis, GridPosition, Program, Refs, Window};
 
 /// The version of the dialect that is written: that of JAX for a TPU of unknown libtpu.
 pub const VERSION: u32 = 11;

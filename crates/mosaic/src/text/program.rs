@@ -63,9 +63,9 @@ enum Role {
     Scratch,
 }
 
-/// Where in the grid a step stands, and the prefetched scalars: what the choice of a block may depend on.
+/// The place of a step in the grid, and the prefetched scalars: what the choice of a block may depend on.
 #[derive(Debug)]
-pub struct Grid {
+pub struct GridPosition {
     /// The index along each axis, `i32`.
     pub axes: Vec<Value>,
     scalars: Vec<Value>,
@@ -75,11 +75,11 @@ pub struct Grid {
 #[derive(Debug)]
 pub struct Refs {
     /// Where in the grid the step stands.
-    pub grid: Grid,
+    pub grid: GridPosition,
     blocks: [Vec<Value>; 3],
 }
 
-impl ops::Index<Argument> for Grid {
+impl ops::Index<Argument> for GridPosition {
     type Output = Value;
 
     fn index(&self, argument: Argument) -> &Value {
@@ -100,7 +100,7 @@ impl ops::Index<Argument> for Refs {
     }
 }
 
-type BlockIndex = Box<dyn Fn(&mut Body, &Grid) -> Vec<Value>>;
+type BlockIndex = Box<dyn Fn(&mut Body, &GridPosition) -> Vec<Value>>;
 
 /// An array; each step of the grid sees a block of it.
 pub struct Window {
@@ -119,7 +119,7 @@ impl Window {
         element: Element,
         dims: &[usize],
         block: &[usize],
-        index: impl Fn(&mut Body, &Grid) -> Vec<Value> + 'static,
+        index: impl Fn(&mut Body, &GridPosition) -> Vec<Value> + 'static,
     ) -> Window {
         Window { name, element, dims: dims.into(), block: block.into(), index: Box::new(index) }
     }
@@ -250,11 +250,11 @@ impl Program {
         Ok(())
     }
 
-    fn arguments(&self, body: &mut Body) -> Grid {
+    fn arguments(&self, body: &mut Body) -> GridPosition {
         let axes = self.grid.iter().map(|_| body.argument(Type::Scalar(Element::I32))).collect();
         let memref = |count| Type::Memref(Element::I32, Dims::from_slice(&[count]), Space::Smem);
         let scalars = self.scalars.iter().map(|&(_, count)| body.argument(memref(count))).collect();
-        Grid { axes, scalars }
+        GridPosition { axes, scalars }
     }
 
     fn kernel(

@@ -1,4 +1,5 @@
-//! The values of a state on the host, cut into what goes into each file.
+//! The values of a checkpoint, cut into what goes into each file: copied from devices before, or read one by one while
+//! they are written.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,12 +15,12 @@ pub(super) struct Snapshot {
     /// The leaves; their pieces are not placed yet.
     pub leaves: Vec<StoredLeaf>,
     /// The files that this process writes.
-    pub files: Vec<Pieces>,
+    pub files: Vec<FilePieces>,
     /// The number of files, over all processes.
     pub file_count: usize,
 }
 
-pub(super) struct Pieces {
+pub(super) struct FilePieces {
     pub file: usize,
     pub pieces: Vec<Piece>,
 }
@@ -31,7 +32,7 @@ pub(super) struct Piece {
     pub segment: Segment,
     /// The type by which the bytes are arranged.
     pub view: TensorType,
-    /// The part that the device held.
+    /// Reads the value that it is cut out of: the part that a device held, or a whole one.
     pub held: Held,
 }
 
@@ -93,7 +94,7 @@ impl Snapshot {
         let file_count = writing.len();
         let numbered = writing.into_iter().enumerate();
         let files =
-            numbered.filter_map(|(file, device)| Some(Pieces { file, pieces: files.remove(&device)? })).collect();
+            numbered.filter_map(|(file, device)| Some(FilePieces { file, pieces: files.remove(&device)? })).collect();
         Ok(Snapshot { leaves: leaves.stored, files, file_count })
     }
 
@@ -127,7 +128,7 @@ impl Snapshot {
             }
         }
         let file_count = files.len();
-        let files = files.into_iter().enumerate().map(|(file, pieces)| Pieces { file, pieces }).collect();
+        let files = files.into_iter().enumerate().map(|(file, pieces)| FilePieces { file, pieces }).collect();
         Ok(Snapshot { leaves: leaves.stored, files, file_count })
     }
 }

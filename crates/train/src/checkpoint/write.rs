@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, nobody, sync_folder};
 use super::manifest::{About, Manifest, StoredFile, StoredLeaf};
-use super::snapshot::{Piece, Pieces, Snapshot};
+use super::snapshot::{FilePieces, Piece, Snapshot};
 use super::{CheckpointError, FORMAT, MANIFEST, Phase, SUMS, VERSION};
 use crate::data::{DataDigest, Hashing, hex};
 use crate::model_folder::MODEL;
@@ -136,7 +136,7 @@ const PART: &str = ".part-";
 fn write_values(folder: &Path, snapshot: Snapshot, tell: &Observer) -> Result<Values, CheckpointError> {
     let Snapshot { mut leaves, files, file_count } = snapshot;
     let (mut stored, mut not_finite) = (Vec::new(), BTreeSet::new());
-    for Pieces { file: number, pieces } in files {
+    for FilePieces { file: number, pieces } in files {
         let name = format!("shard-{number:05}-of-{file_count:05}.safetensors");
         let mut file = HashedFile::create(&folder.join(&name))?;
         for (leaf, piece, is_finite) in write_pieces(&mut file, pieces, number, |piece| &leaves[piece.leaf].path)? {

@@ -38,14 +38,14 @@ pub struct SectionInfo {
     pub name: String,
     /// The subject of the section.
     pub meaning: String,
-    /// Whether the config has it: `[pipeline]` and `[diloco]` may be absent.
+    /// Whether the config has it: `[pipeline]`, `[diloco]` and `[diloco.apart]` may be absent.
     pub is_present: bool,
     /// The keys of the section, in the order of the file.
     pub keys: Vec<KeyInfo>,
 }
 
-/// The keys with a value, each with its section.
-pub(super) fn given(sections: &[SectionInfo]) -> impl Iterator<Item = (String, &KeyInfo, &toml::Value)> {
+/// The keys that have a value, be it given or the default, each with its path.
+pub(super) fn keys_with_value(sections: &[SectionInfo]) -> impl Iterator<Item = (String, &KeyInfo, &toml::Value)> {
     sections.iter().flat_map(|section| {
         let keys = section.keys.iter();
         keys.filter_map(|key| Some((join(&section.name, key.name), key, key.value.as_ref()?)))
@@ -55,7 +55,8 @@ pub(super) fn given(sections: &[SectionInfo]) -> impl Iterator<Item = (String, &
 /// A line for each key that is not as by default and has no effect: its row says what it needs, and `others` are keys
 /// with another reason.
 pub(super) fn without_effect(sections: &[SectionInfo], others: &[(&str, String)]) -> Vec<String> {
-    let values: HashMap<String, &toml::Value> = given(sections).map(|(path, _, value)| (path, value)).collect();
+    let values: HashMap<String, &toml::Value> =
+        keys_with_value(sections).map(|(path, _, value)| (path, value)).collect();
     let unmet = |&(needed, allowed): &(&str, &[&str])| {
         let value = values.get(needed)?;
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -70,7 +71,7 @@ pub(super) fn without_effect(sections: &[SectionInfo], others: &[(&str, String)]
         let why = key.needs.iter().find_map(unmet).or_else(other)?;
         Some(format!("{path} = {value} has no effect, because {why}"))
     };
-    given(sections).filter(|(_, key, value)| key.default.as_ref() != Some(value)).filter_map(line).collect()
+    keys_with_value(sections).filter(|(_, key, value)| key.default.as_ref() != Some(value)).filter_map(line).collect()
 }
 
 /// Where each key was written, for checks that come later.
@@ -212,6 +213,9 @@ impl<S: Section + Value> Value for Option<S> {
     fn read(&mut self, places: &mut Places, key: &str, entry: Entry, bound: Bound) -> Result<(), ConfigError> {
         *self = match entry.node {
             Node::Value(toml::Value::Boolean(is_present)) => is_present.then(S::default),
+            ref node @ Node::Value(_) if S::TAG.is_none() => {
+                return Err(wrong_type(&entry.place, key, node, &format!("true, false, or a section, [{key}]")));
+            }
             _ => {
                 let mut read = S::default();
                 read.read(places, key, entry, bound)?;

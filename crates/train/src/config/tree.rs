@@ -43,7 +43,7 @@ impl Table {
         let (path, value) = text.split_once('=').ok_or_else(|| wrong("it has no \"=\""))?;
         let path: Vec<&str> = path.split('.').map(str::trim).collect();
         if path.len() < 2 {
-            return Err(wrong("its key has no section"));
+            return Err(wrong("its key has no section (of a section with kinds, name the key: remat.policy=save)"));
         }
         if path.iter().any(|name| name.is_empty()) {
             return Err(wrong("a part of its key is empty"));

@@ -3,7 +3,7 @@
 use super::error::{ConfigError, invalid, invalid_described};
 use super::mixture::Mixture;
 use super::placement::{Placement, Split};
-use super::section::given;
+use super::section::keys_with_value;
 use super::{DilocoConfig, KernelsConfig, RateSchedule, RunConfig, TrainConfig};
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::suggest::did_you_mean;
@@ -21,7 +21,8 @@ impl RunConfig {
     /// Checks that every value is possible, alone and beside the others. Reading a config does this already; it is for
     /// configs that were changed since.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        given(&self.describe()).try_for_each(|(path, key, value)| key.bound.check(&path, value, &key.allowed))?;
+        keys_with_value(&self.describe())
+            .try_for_each(|(path, key, value)| key.bound.check(&path, value, &key.allowed))?;
         self.validate_model()?;
         self.validate_data()?;
         self.validate_train()?;

@@ -7,7 +7,7 @@
 //! | `resume` | from a checkpoint, and to one |
 //! | `evaluate` | the loss on a validation set |
 //! | `prefetch`, `token_order` | batches, made ahead and with their tokens as the model wants them |
-//! | `watch` | steps that take much longer than those before |
+//! | `slow_steps` | steps that take much longer than those before |
 //! | `find_nan` | the op that makes the first number which is not finite |
 
 mod evaluate;
@@ -16,10 +16,10 @@ mod prefetch;
 mod resume;
 mod start;
 pub(crate) mod token_order;
-pub(crate) mod watch;
+pub(crate) mod slow_steps;
 
 pub use find_nan::{FirstNotFinite, Maker};
-pub use watch::SlowStep;
+pub use slow_steps::SlowStep;
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -49,7 +49,7 @@ use meshloom_models::published::ModelFiles;
 use meshloom_nn::DecoderConfig;
 use prefetch::Prefetch;
 use resume::form_of_replicas;
-use watch::Watch;
+use slow_steps::SlowStepWatch;
 
 /// A compiled train step, its state on the devices, and its data: of a decoder and text, unless another model is named.
 pub struct Trainer<M: Model = DecoderConfig, D = Text> {
@@ -74,7 +74,7 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     warnings: Vec<String>,
     /// The files of the published model that its checkpoints keep.
     model_files: ModelFiles,
-    watch: Watch,
+    watch: SlowStepWatch,
     lower_seconds: f64,
     compile_seconds: f64,
     compile_cache: Option<CacheUse>,

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::Trainer;
 use super::evaluate::Evaluator;
-use super::watch::Watch;
+use super::slow_steps::SlowStepWatch;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::data::hex;
@@ -80,7 +80,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             evaluation: Cell::new(None),
             warnings,
             model_files,
-            watch: Watch::default(),
+            watch: SlowStepWatch::default(),
             lower_seconds,
             compile_seconds,
             compile_cache,

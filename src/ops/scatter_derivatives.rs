@@ -1,4 +1,5 @@
-//! Derivatives of scatters.
+//! Derivatives of scatters that do not add: they set, multiply, or take the maximum or minimum. The op itself is in
+//! `gather.rs`, with the derivatives of those that add.
 
 use super::rules::*;
 use super::{BinaryKind, Direction, Gather, Iota, Reshape, Scatter, ScatterKind, Splat};

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 /// The multiple of the median of the steps before from which on a step counts as slow.
 const FACTOR: f64 = 20.0;
 
-/// Steps until a median says something; and of how many it is taken.
+/// A median needs this many steps at least. Before them, no step is reported.
 const FEWEST: usize = 5;
+
+/// A median is that of this many steps at most: the last ones.
 const MOST: usize = 64;
 
-/// Steps that still run after much more time than those before took.
+/// A call of one or several steps that still runs after much more time than those before took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowStep {
     /// The first of them, from 1.
@@ -35,20 +37,20 @@ impl fmt::Display for SlowStep {
 type Listener = Box<dyn Fn(SlowStep) + Send + Sync>;
 
 /// Times calls, and tells of one that takes too long.
-pub struct Watch {
+pub struct SlowStepWatch {
     recent: VecDeque<Duration>,
-    /// A call is not told of before this, however short those before were.
+    /// The time before which no call is reported, however short the calls before it were.
     pub patience: Duration,
     listener: Option<Listener>,
 }
 
-impl Default for Watch {
-    fn default() -> Watch {
-        Watch { recent: VecDeque::new(), patience: Duration::from_secs(1), listener: None }
+impl Default for SlowStepWatch {
+    fn default() -> SlowStepWatch {
+        SlowStepWatch { recent: VecDeque::new(), patience: Duration::from_secs(1), listener: None }
     }
 }
 
-impl Watch {
+impl SlowStepWatch {
     /// Sets the listener that is told of slow steps.
     pub fn listen(&mut self, listener: impl Fn(SlowStep) + Send + Sync + 'static) {
         self.listener = Some(Box::new(listener));

@@ -9,7 +9,7 @@ use super::ReduceScatter;
 
 /// The shape of a value while it is scattered. The elements of each device's part stay in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ScatterForm {
+pub enum ReduceScatterForm {
     /// The dimensions before the scattered one are merged into one, and so are those after it; none has size 1. The
     /// rows of some large matrices are cut into rows of 256.
     Merged {
@@ -55,7 +55,7 @@ impl ReduceScatter {
         }
     }
 
-    /// The dimensions of [`ScatterForm::Rows`].
+    /// The dimensions of [`ReduceScatterForm::Rows`].
     pub fn rows_of(&self, columns: usize) -> Vec<usize> {
         let rows = self.group.size * Self::PACKED_ROWS;
         match columns > Self::LONGEST && columns.is_multiple_of(Self::COLUMNS) {
@@ -65,7 +65,7 @@ impl ReduceScatter {
     }
 
     /// The form of a single operand of these dimensions; nothing is padded.
-    pub fn form_of_one(&self, dims: &[usize]) -> ScatterForm {
+    pub fn form_of_one(&self, dims: &[usize]) -> ReduceScatterForm {
         /// From here on, many short rows are not kept.
         const LARGE: usize = 2 << 20;
         let count = |dims: &[usize]| dims.iter().product::<usize>();
@@ -77,7 +77,7 @@ impl ReduceScatter {
             (8.., 1) => !(is_large && !before.is_multiple_of(256) && !rows.is_multiple_of(128)),
             (1, 64..) if is_large => {
                 if rows.is_multiple_of(16) && after > Self::LONGEST && after.is_multiple_of(Self::COLUMNS) {
-                    return ScatterForm::Merged { dims: vec![own, after / Self::COLUMNS, Self::COLUMNS], dim: 0 };
+                    return ReduceScatterForm::Merged { dims: vec![own, after / Self::COLUMNS, Self::COLUMNS], dim: 0 };
                 }
                 let is_long = after > 4096 && !after.is_power_of_two();
                 rows.is_multiple_of(16) && (is_long || !rows.is_multiple_of(256))
@@ -88,10 +88,10 @@ impl ReduceScatter {
         };
         let part = before * rows * after;
         if !is_kept && part > 0 && part.is_multiple_of(Self::COLUMNS * Self::PACKED_ROWS) {
-            return ScatterForm::Rows { columns: part / Self::PACKED_ROWS };
+            return ReduceScatterForm::Rows { columns: part / Self::PACKED_ROWS };
         }
         let merged = |count: usize| (count != 1).then_some(count);
         let dims = merged(before).into_iter().chain([own]).chain(merged(after)).collect();
-        ScatterForm::Merged { dims, dim: usize::from(before != 1) }
+        ReduceScatterForm::Merged { dims, dim: usize::from(before != 1) }
     }
 }
