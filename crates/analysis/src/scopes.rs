@@ -49,7 +49,7 @@ pub struct ScopeEdge {
     pub bytes: u64,
 }
 
-/// Returns the first `depth` first_levels of a scope path; the whole path if `depth` is 0.
+/// Returns the first `depth` levels of a scope path; the whole path if `depth` is 0.
 pub fn first_levels(path: &str, depth: usize) -> &str {
     match path.match_indices('/').nth(depth.saturating_sub(1)) {
         Some((at, _)) if depth > 0 => &path[..at],
@@ -57,7 +57,7 @@ pub fn first_levels(path: &str, depth: usize) -> &str {
     }
 }
 
-/// Returns the graph of a module's scopes, cut off at `depth` first_levels.
+/// Returns the graph of a module's scopes, cut off at `depth` levels.
 pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
     let mut graph = ScopeGraph::default();
     let mut nodes: FxHashMap<&str, usize> = FxHashMap::default();

@@ -60,8 +60,8 @@ pub fn render(report: &Page) -> Option<Markup> {
     let tree = tree(&report.loaded.module.name, report.walk, &report.cost);
     let body = html! {
         div.tools {
-            button type="button" data-first_levels="1" { "close all" }
-            button type="button" data-first_levels="99" { "open all" }
+            button type="button" data-levels="1" { "close all" }
+            button type="button" data-levels="99" { "open all" }
             span.count id="graph-count" {}
         }
         div.scroll.tall {
@@ -82,7 +82,7 @@ pub fn render(report: &Page) -> Option<Markup> {
 
 /// The most scopes that readers can use.
 const MOST_SCOPES: usize = 1000;
-/// The most first_levels: more than any name has.
+/// The most levels: more than any name has.
 const DEEPEST: usize = 24;
 
 /// The label of the instructions in a scope that are not in an inner scope.
@@ -105,7 +105,7 @@ fn tree(name: &str, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
 struct Cut {
     /// Whether numbers are kept apart.
     numbers: bool,
-    /// The number of first_levels; all if 0.
+    /// The number of levels; all if 0.
     depth: usize,
 }
 
