@@ -149,7 +149,7 @@ const WRONG_TYPES: &[Case] = &[
         &[],
         "run.toml:2:17: train.learning_rate is nan: it must be a number of at least 0",
     ),
-    ("[train]\nseed = 99999999999999999999", &[], "run.toml:2:8: .."),
+    ("[train]\nseed = 99999999999999999999", &[], "run.toml:2:8: this number is too large: integers have 64 bits"),
     (
         "[rules]\nlist = [[\"embed\", 3]]",
         &[],
@@ -593,6 +593,11 @@ const PIPELINES_AND_REPLICAS: &[Case] = &[
 
 /// Sections whose keys depend on their kind.
 const KINDS: &[Case] = &[
+    (
+        "",
+        &["model.family.experts_per_token=9"],
+        r#"--set model.family.experts_per_token=9: unknown key model.family.experts_per_token (it is a key of kind "mixtral" or "deepseek", and the kind here is "llama"); allowed: kind"#,
+    ),
     (
         "[train.optimizer]\nkind = \"adamw\"\nmomentum = 0.9",
         &[],

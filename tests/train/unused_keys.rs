@@ -8,6 +8,12 @@ fn keys_without_effect() {
     let diloco = ["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"];
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.weights=per-iteration"];
     let cuda = ["target.platform=cuda", "mesh.axes=fsdp=8"];
+    let jsonl = "no name in data.sources and validation.sources is one of JSON Lines";
+    let lines = [
+        format!("data.field = \"body\" has no effect, because {jsonl}"),
+        format!("data.bad_lines = \"skip\" has no effect, because {jsonl} and data.tokenizer is \"bytes\""),
+    ];
+    let tokenizer = ["data.tokenizer=tokenizer.json"];
     let cases: &[(&[&str], &[&str], &str)] = &[
         (
             &["train.weight_decay=0"],
@@ -17,6 +23,36 @@ fn keys_without_effect() {
         (&[], &["train.no_decay=[\"*norm*\"]"], ""),
         (&[], &["checkpoint.keep=5"], "checkpoint.keep = 5 has no effect, because checkpoint.dir is \"\""),
         (&["checkpoint.dir=saved"], &["checkpoint.keep=5"], ""),
+        (&[], &["validation.batches=3"], "validation.batches = 3 has no effect, because there is no validation set"),
+        (&["validation.sources=[\"more.txt\"]"], &["validation.batches=3"], ""),
+        (
+            &["checkpoint.dir=saved"],
+            &["checkpoint.keep_best=2"],
+            "checkpoint.keep_best = 2 has no effect, because there is no validation set",
+        ),
+        (&[], &["data.field=body"], &lines[0]),
+        (&[], &["data.bad_lines=skip"], &lines[1]),
+        // A folder may have anything.
+        (&["data.sources=[\"folder\"]"], &["data.field=body", "data.bad_lines=skip"], ""),
+        (&["validation.sources=[\"a.jsonl.gz\"]"], &["data.field=body", "data.bad_lines=skip"], ""),
+        (&["data.sources=[\"*.TXT.gz\"]"], &["data.field=body"], &lines[0]),
+        (&tokenizer, &["data.bad_lines=skip"], ""),
+        (
+            &["target.platform=tpu", "mesh.axes=fsdp=8", "kernels.attention=mosaic"],
+            &["model.attention_dropout=0.1"],
+            "kernels.attention = \"mosaic\" has no effect, because its kernels drop no weights and \
+             model.attention_dropout is 0.1: attention is blockwise",
+        ),
+        (
+            &[],
+            &["train.choice_bias_rate=0.5"],
+            "train.choice_bias_rate = 0.5 has no effect, because model.family is \"llama\", without biases of choices",
+        ),
+        (
+            &pipeline,
+            &["pipeline.remat=dots", "remat.policy=full"],
+            "remat.policy = \"full\" has no effect, because pipeline.remat.policy is \"dots\"",
+        ),
         (
             &["partition.mode=gspmd"],
             &["partition.replication=deny"],

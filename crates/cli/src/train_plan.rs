@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use indicatif::ProgressBar;
+use hlo_dump::output::Busy;
 use meshloom::hlo::PlatformKind;
 use meshloom::hlo::message::{counted, human_bytes, seconds};
 use meshloom::pjrt::Client;
@@ -32,10 +32,10 @@ pub fn search_for(arguments: &Train, config: RunConfig) -> Result<(RunConfig, Op
     };
     let options = SearchOptions::new(hardware);
     let start = Instant::now();
-    let bar = ProgressBar::new_spinner();
-    let searched = search(&config, &options, &|progress: Progress| bar.set_message(progress.to_string()));
-    bar.finish_and_clear();
-    let searched = searched?;
+    let searched = {
+        let bar = Busy::new("");
+        search(&config, &options, &|progress: Progress| bar.say(&progress.to_string()))?
+    };
     if let Some(Err(reason)) = &searched.configured {
         eprintln!("warning: the plan that the config has cannot be lowered: {reason}");
     }

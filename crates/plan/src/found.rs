@@ -123,7 +123,8 @@ pub fn evaluate(
         bytes,
         fits: bytes <= memory,
         memory: Memory { arguments, outputs, temporaries, peak },
-        traffic: traffic(&lowered.collectives())?,
+        // A search looks at thousands of plans, and shows the traffic of none.
+        traffic: if plan.plan().is_some() { Vec::new() } else { traffic(&lowered.collectives())? },
         pipeline: options.map(|options| {
             let Timeline { counts, held, .. } = Timeline::of(&options);
             PipelineFigures { counts, held: held.into_iter().fold(0.0, f64::max) }

@@ -14,8 +14,8 @@ use meshloom::analysis::Chip;
 use meshloom::analysis::estimate::KernelTime;
 use meshloom::transform::pipeline::Timeline;
 use meshloom_plan::{
-    Hardware, LoweredPlan, MOST_LOWERED, Progress, Refused, Search, SearchOptions, Variant, compare, evaluate,
-    hardware, on_hardware, read_hardware, search,
+    Hardware, LoweredPlan, MOST_LOWERED, Progress, Refused, Search, SearchOptions, compare, hardware, on_hardware,
+    read_hardware, search,
 };
 use meshloom_train::config::RunConfig;
 use serde::Serialize;
@@ -104,14 +104,15 @@ struct Planned {
 }
 
 pub fn run(arguments: &Plan, json: bool) -> Result<()> {
-    let planned = planned(arguments)?;
-    let Planned { name, config, target, hardware, memory, .. } = &planned;
+    let mut planned = planned(arguments)?;
     let start = std::time::Instant::now();
     let (searched, timeline) = if arguments.search {
         (whole_search(&planned, arguments.most)?, None)
     } else {
-        let timeline = config.pipeline_options().with_context(|| name.clone())?.as_ref().map(Timeline::of);
-        let searched = compare(config, hardware.as_ref(), memory.unwrap_or(u64::MAX)).with_context(|| name.clone())?;
+        let timeline = planned.config.pipeline_options().with_context(|| planned.name.clone())?;
+        let timeline = timeline.as_ref().map(Timeline::of);
+        let searched = compared(&mut planned, arguments.target.is_some())?;
+        let name = &planned.name;
         if searched.considered == 0 || arguments.schedule && timeline.is_none() {
             bail!(
                 "{name}: there is no pipeline to plan; add a section [pipeline] and a mesh axis \"stage\", as by \
@@ -121,6 +122,7 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
         }
         (searched, timeline)
     };
+    let Planned { name, config, target, memory, .. } = &planned;
     let answer = answer(&planned, &searched, arguments, (start.elapsed().as_secs_f64(), timeline));
     if let Some(path) = &arguments.svg {
         let title = format!("{name} on {target}: {} lowered", plural(searched.lowered as u64, "plan"));
@@ -167,9 +169,6 @@ fn planned(arguments: &Plan) -> Result<Planned> {
     }
     if !arguments.search {
         config = config.on_stated_devices()?;
-        // The config's own hardware may have no rates for its numbers, or no place for its mesh.
-        let has_times = |it: &Hardware| evaluate(&config, &Variant::Configured, Some(it), u64::MAX).is_ok();
-        found = found.filter(|it| arguments.target.is_some() || has_times(it));
     }
     let chip = match &arguments.chip {
         Some(name) => Some(Chip::parse(name)?),
@@ -177,6 +176,17 @@ fn planned(arguments: &Plan) -> Result<Planned> {
     };
     let memory = found.as_ref().map_or_else(|| chip.and_then(Chip::device_memory), |it| it.chip.device_memory());
     Ok(Planned { text, name, config, target, hardware: found, memory })
+}
+
+/// Compares the config's pipelines and ways to split a sequence. Hardware that the command does not name itself may
+/// have no rates for the config's numbers, or no place for its mesh; then no time is estimated.
+fn compared(planned: &mut Planned, is_named: bool) -> Result<Search> {
+    let memory = planned.memory.unwrap_or(u64::MAX);
+    let mut searched = compare(&planned.config, planned.hardware.as_ref(), memory);
+    if searched.is_err() && !is_named && planned.hardware.take().is_some() {
+        searched = compare(&planned.config, None, memory);
+    }
+    searched.with_context(|| planned.name.clone())
 }
 
 fn whole_search(planned: &Planned, most: usize) -> Result<Search> {

@@ -48,11 +48,16 @@ impl RunConfig {
 
     /// Warnings of each thing that the config asks for and does not get, with the reason.
     pub fn warnings(&self) -> Vec<String> {
+        self.warnings_with(!self.validation.sources.is_empty())
+    }
+
+    /// As [`RunConfig::warnings`], where the dataset says whether there is a validation set.
+    pub(crate) fn warnings_with(&self, has_validation: bool) -> Vec<String> {
         // As it was written, not as the devices have settled it since.
         let sections = RunConfig { target: self.origin.target.clone(), ..self.clone() }.describe();
         let others =
             [self.unknown_keys_of_model(), self.longer_than_made_for(), self.endless_warmup(), self.no_overlap()];
-        let unused = without_effect(&sections, &self.unused_of_model());
+        let unused = without_effect(&sections, &self.unused_keys(has_validation));
         unused.into_iter().chain(others.into_iter().flatten()).collect()
     }
 

@@ -123,6 +123,8 @@ fn syntax_error(error: &toml::de::Error, text: &str, origin: &str) -> ConfigErro
     ConfigErrorKind::Syntax { message: format!("this is not TOML: {}", error.message()) }.at(place)
 }
 
+const NUMBER_TOO_LARGE: &str = "this number is too large: integers have 64 bits";
+
 type PlaceOf<'a> = &'a dyn Fn(usize) -> Place;
 
 fn convert_table(table: DeTable<'_>, place_of: PlaceOf<'_>) -> Result<Table, ConfigError> {
@@ -138,10 +140,10 @@ fn convert(value: Spanned<DeValue<'_>>, place_of: PlaceOf<'_>) -> Result<Node, C
     match value.into_inner() {
         DeValue::Table(table) => Ok(Node::Table(convert_table(table, place_of)?)),
         other => {
+            // The reader of values knows no other fault than a number that no 64 bits hold.
+            let too_large = |_| ConfigErrorKind::Syntax { message: NUMBER_TOO_LARGE.to_owned() }.at(place);
             let value = toml::Value::deserialize(ValueDeserializer::from(Spanned::new(span, other)));
-            let refused =
-                |error: toml::de::Error| ConfigErrorKind::Syntax { message: error.message().to_owned() }.at(place);
-            value.map(Node::Value).map_err(refused)
+            value.map(Node::Value).map_err(too_large)
         }
     }
 }

@@ -1,7 +1,5 @@
 //! The train step of a config, compiled for hardware that is not there.
 
-use std::time::{Duration, Instant};
-
 use crate::Error;
 use crate::config::RunConfig;
 use meshloom::compile::Lowered;
@@ -21,8 +19,6 @@ pub struct StepAhead {
     pub parameter_count: usize,
     /// The step before XLA.
     pub lowered: Lowered,
-    /// From the closure to the module's bytes.
-    pub lower_time: Duration,
     /// The options of the plugin's compiler: those of the chip and the config's own, each `name=value`.
     pub compiler_options: Vec<String>,
     /// The step after XLA.
@@ -40,10 +36,9 @@ impl StepAhead {
         let DescribedTopology { devices, platform, .. } = ahead_of_time::describe(&topology, settings)?;
         let config = config.on_devices(devices.len())?;
         let mesh = config.mesh()?;
-        let start = Instant::now();
-        let (_, lowered) = config.resolve()?.lower(config.calls(), &platform)?;
-        let lower_time = start.elapsed();
-        let params = config.train_step()?.state().params;
+        let run = config.resolve()?;
+        let (_, lowered) = run.lower(config.calls(), &platform)?;
+        let params = run.model().parameters();
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
         let debug_options = config.compiler_options(&platform)?;
@@ -52,6 +47,6 @@ impl StepAhead {
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)
             .map_err(|error| config.compile_error(error))?;
         let compiler_options = config.compiler_option_list(&platform);
-        Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiler_options, compiled })
+        Ok(StepAhead { devices, mesh, parameter_count, lowered, compiler_options, compiled })
     }
 }

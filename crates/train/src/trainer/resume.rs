@@ -143,8 +143,11 @@ fn differences(saved: &RecordedConfig, config: &RunConfig) -> Vec<String> {
             return vec![format!("the config in the checkpoint cannot be read, and is not compared: {error}")];
         }
     };
+    // Replicas in one run and replicas apart compute the same, so the keys of the latter alone are no difference.
+    let is_of_apart = |key: &str| key.starts_with("diloco.apart.");
+    let both_apart = [&saved, &own].iter().all(|keys| keys.keys().any(|key| is_of_apart(key)));
     let names: BTreeSet<&String> = saved.keys().chain(own.keys()).collect();
-    let differ = names.into_iter().filter(|key| saved.get(*key) != own.get(*key));
+    let differ = names.into_iter().filter(|key| saved.get(*key) != own.get(*key) && (both_apart || !is_of_apart(key)));
     let warning = |key: &String| {
         let text = |value: Option<&toml::Value>| value.map_or("not given".to_owned(), ToString::to_string);
         format!(

@@ -61,7 +61,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Some(source) => with_parameters(&state, source, client)?,
             None => state,
         };
-        let warnings = config.warnings().into_iter().chain(data.warnings());
+        let warnings = config.warnings_with(has_validation).into_iter().chain(data.warnings());
         let warnings = warnings.chain(lowered.step.warnings()).collect();
         let compile_cache = compiler.cache_use;
         let Programs { step, several, evaluator, replica } = programs;
