@@ -57,7 +57,7 @@ pub use memory::{
     memory_of_dump, memory_of_walk,
 };
 pub use overlap::{CollectiveOverlap, Hidden, ModuleOverlap, OverlapError, overlap};
-pub use partitioning::Partitioning;
+pub use partitioning::{Partitioning, has_local_shapes};
 pub use pipelines::{Pipeline, PipelineLoop, pipelines};
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, shardings};

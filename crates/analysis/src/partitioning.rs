@@ -101,7 +101,7 @@ fn is_past_partitioner(module: &HloModuleProto) -> bool {
 }
 
 /// Whether meshloom wrote the module with the shapes of one device.
-fn has_local_shapes(module: &HloModuleProto) -> bool {
+pub fn has_local_shapes(module: &HloModuleProto) -> bool {
     module.frontend_attributes.as_ref().is_some_and(|attributes| attributes.map.contains_key(LOCAL_SHAPES))
 }
 

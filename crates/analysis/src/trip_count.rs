@@ -7,6 +7,7 @@
 //! hidden in fusions, calls, copies, conversions and broadcasts, as in compiled modules. Any other form is unknown; the
 //! analysis does not run the loop.
 
+use meshloom_hlo::is_tuple;
 use std::cell::Cell;
 
 use super::elements::{Element, number};
@@ -153,7 +154,7 @@ fn counted(
     budget: &Budget,
 ) -> Option<u64> {
     let (body, condition) = (module.callee(instruction, 0)?, module.callee(instruction, 1)?);
-    let is_tuple = instruction.shape.as_ref()?.element_type == i32::from(PrimitiveType::Tuple);
+    let is_tuple = is_tuple(instruction.shape.as_ref()?);
     // A value that is no tuple is its own only element.
     let carried = [if is_tuple { Symbol::Carried } else { Symbol::Number(Scalar::Element { index: 0, plus: 0 }) }];
     let inside = |computation| Evaluation { module, computation, parameters: &carried, depth: 0, budget };

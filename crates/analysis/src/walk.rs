@@ -8,8 +8,8 @@
 //!   count is known.
 //! - A branch runs at most as often as its conditional ([`Amount::AtMost`]) and excludes the others
 //!   ([`Place::undecided`]). Where the devices are known and their numbers decide which one runs, as in a pipeline
-//!   whose stages branch, a [`DeviceWalk`](super::DeviceWalk) knows it. For known inputs, [`given`](super::executions)
-//!   finds which one runs.
+//!   whose stages branch, a [`DeviceWalk`](super::DeviceWalk) knows it. For known inputs,
+//!   [`executions`](super::executions) finds which one runs.
 //! - An asynchronous computation runs where it starts. The instructions that update and end it name it again and run
 //!   nothing.
 //! - A computation given to a custom call runs an unknown number of times, with one exception: a computation that a TPU

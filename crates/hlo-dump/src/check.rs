@@ -58,72 +58,14 @@ struct Answer<'a> {
 pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let denied: Vec<(String, Denied)> =
         arguments.deny.iter().map(|text| Ok((text.clone(), parse(text)?))).collect::<Result<_>>()?;
-    if arguments.replicated_bytes.is_some() && !denied.iter().any(|(_, it)| matches!(it, Denied::Replication)) {
-        bail!("--replicated-bytes says which parameters --deny replication counts; add that");
-    }
     // With --chip, the module is already compiled, and --chip names the chip that it is for.
     let needs_rates = !arguments.min_overlap.is_empty() && arguments.chip.is_none();
     let compiles = needs_rates || arguments.compiled_as_emitted.is_some();
-    if arguments.target.is_some() && !compiles {
-        bail!(
-            "--target says what --compiled-as-emitted and --min-overlap without --chip compile for; add one of them, such \
-             as --compiled-as-emitted 1.02"
-        );
-    }
-    if arguments.chip.is_some() && compiles {
-        bail!(
-            "--chip is for a module that is compiled already, and --compiled-as-emitted compiles one; leave --chip out"
-        );
-    }
+    check_options(arguments, &denied, compiles)?;
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
-    let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
-    let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
-    let has_limits = !denied.is_empty() || !arguments.min_overlap.is_empty() || arguments.compiled_as_emitted.is_some();
-    if !has_limits && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
-        bail!(
-            "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
-             --max-collectives-over, --min-overlap, --compiled-as-emitted or --deny"
-        );
-    }
-    let loaded = load(&arguments.input)?;
-    if let Some(warning) = loaded.unpartitioned().filter(|_| !arguments.allow_unpartitioned) {
-        bail!(
-            "{}: {warning}; limits are for the program of one device, and --allow-unpartitioned holds this one to them",
-            loaded.name
-        );
-    }
-    if needs_rates && loaded.module.schedule.is_some() && !arguments.input.path.is_dir() {
-        bail!("{}: --min-overlap: the module is compiled already; say for which chip, as --chip v5p", loaded.name);
-    }
-    for axis in arguments.min_overlap.iter().filter_map(|(axis, _)| axis.as_deref()) {
-        overlap::axis(axis, &loaded)?;
-    }
+    let loaded = load_one_device(arguments, needs_rates)?;
     let found = collectives::of(&loaded);
-    let mut checks = Vec::new();
-    if let Some(most) = arguments.max_collective_bytes {
-        checks.push(at_most("--max-collective-bytes ", most, found.moved_bounds(), output::bytes));
-    }
-    if let Some(most) = arguments.max_collectives {
-        checks.push(at_most("--max-collectives ", most, found.execution_bounds(), output::thousands));
-    }
-    for (axis, most) in &arguments.max_bytes_over {
-        let found = over("--max-bytes-over", Some(axis), &found, &loaded)?.moved_bounds();
-        checks.push(at_most(&format!("--max-bytes-over {axis}="), *most, found, output::bytes));
-    }
-    for (axis, most) in &arguments.max_collectives_over {
-        let found = over("--max-collectives-over", Some(axis), &found, &loaded)?.execution_bounds();
-        checks.push(at_most(&format!("--max-collectives-over {axis}="), *most, found, output::thousands));
-    }
-    if let Some(most) = arguments.max_memory {
-        let (peak, upper) = memory::most(&loaded)?;
-        let mut verdict = at_most("--max-memory ", most, Bounds { least: peak, most: Some(peak) }, output::bytes);
-        if let Some(upper) = upper {
-            let margin =
-                format!(", of the estimate with the margin for {}, as it is not compiled", upper.backend.name());
-            verdict.limit.push_str(&margin);
-        }
-        checks.push(verdict);
-    }
+    let mut checks = amounts(arguments, &found, &loaded)?;
     let ahead = || ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;
     if !arguments.min_overlap.is_empty() {
@@ -152,6 +94,82 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         checks.iter().for_each(print);
     }
     Ok(if passed { Outcome::Done } else { Outcome::Found })
+}
+
+/// Refuses options that limit nothing, or that another option makes meaningless.
+fn check_options(arguments: &Check, denied: &[(String, Denied)], compiles: bool) -> Result<()> {
+    if arguments.replicated_bytes.is_some() && !denied.iter().any(|(_, it)| matches!(it, Denied::Replication)) {
+        bail!("--replicated-bytes says which parameters --deny replication counts; add that");
+    }
+    if arguments.target.is_some() && !compiles {
+        bail!(
+            "--target says what --compiled-as-emitted and --min-overlap without --chip compile for; add one of them, such \
+             as --compiled-as-emitted 1.02"
+        );
+    }
+    if arguments.chip.is_some() && compiles {
+        bail!(
+            "--chip is for a module that is compiled already, and --compiled-as-emitted compiles one; leave --chip out"
+        );
+    }
+    let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
+    let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
+    let has_limits = !denied.is_empty() || !arguments.min_overlap.is_empty() || arguments.compiled_as_emitted.is_some();
+    if !has_limits && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
+        bail!(
+            "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
+             --max-collectives-over, --min-overlap, --compiled-as-emitted or --deny"
+        );
+    }
+    Ok(())
+}
+
+/// Loads the module, and refuses one to which the limits cannot be held.
+fn load_one_device(arguments: &Check, needs_rates: bool) -> Result<Loaded> {
+    let loaded = load(&arguments.input)?;
+    if let Some(warning) = loaded.unpartitioned().filter(|_| !arguments.allow_unpartitioned) {
+        bail!(
+            "{}: {warning}; limits are for the program of one device, and --allow-unpartitioned holds this one to them",
+            loaded.name
+        );
+    }
+    if needs_rates && loaded.module.schedule.is_some() && !arguments.input.path.is_dir() {
+        bail!("{}: --min-overlap: the module is compiled already; say for which chip, as --chip v5p", loaded.name);
+    }
+    for axis in arguments.min_overlap.iter().filter_map(|(axis, _)| axis.as_deref()) {
+        overlap::axis(axis, &loaded)?;
+    }
+    Ok(loaded)
+}
+
+/// The limits of bytes, executions and memory.
+fn amounts(arguments: &Check, found: &ModuleCollectives, loaded: &Loaded) -> Result<Vec<Verdict>> {
+    let mut checks = Vec::new();
+    if let Some(most) = arguments.max_collective_bytes {
+        checks.push(at_most("--max-collective-bytes ", most, found.moved_bounds(), output::bytes));
+    }
+    if let Some(most) = arguments.max_collectives {
+        checks.push(at_most("--max-collectives ", most, found.execution_bounds(), output::thousands));
+    }
+    for (axis, most) in &arguments.max_bytes_over {
+        let found = over("--max-bytes-over", Some(axis), found, loaded)?.moved_bounds();
+        checks.push(at_most(&format!("--max-bytes-over {axis}="), *most, found, output::bytes));
+    }
+    for (axis, most) in &arguments.max_collectives_over {
+        let found = over("--max-collectives-over", Some(axis), found, loaded)?.execution_bounds();
+        checks.push(at_most(&format!("--max-collectives-over {axis}="), *most, found, output::thousands));
+    }
+    if let Some(most) = arguments.max_memory {
+        let (peak, upper) = memory::most(loaded)?;
+        let mut verdict = at_most("--max-memory ", most, Bounds { least: peak, most: Some(peak) }, output::bytes);
+        if let Some(upper) = upper {
+            let margin =
+                format!(", of the estimate with the margin for {}, as it is not compiled", upper.backend.name());
+            verdict.limit.push_str(&margin);
+        }
+        checks.push(verdict);
+    }
+    Ok(checks)
 }
 
 /// The values of --deny beside kinds of collectives.

@@ -1,7 +1,7 @@
 //! The values that every device holds whole, though there are several devices.
 
+use meshloom_analysis::has_local_shapes;
 use meshloom_analysis::{ShardedValue, ValueKind, shardings};
-use meshloom_hlo::LOCAL_SHAPES;
 
 use crate::input::Loaded;
 use crate::output::human_bytes;
@@ -15,7 +15,7 @@ pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
     let values = shardings(&loaded.module, loaded.mesh.as_ref());
     let parameters: Vec<&ShardedValue> = values.iter().filter(|value| value.kind == ValueKind::Parameter).collect();
     let mut found: Vec<String> = match parameters.is_empty() {
-        true if has_local_shapes(loaded) => {
+        true if has_local_shapes(&loaded.module) => {
             vec!["the module is in the local form, which does not say how its parameters are split".to_owned()]
         }
         true if has_parameters(loaded) => vec!["the module does not say how its parameters are split".to_owned()],
@@ -25,10 +25,6 @@ pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
         found.extend(run.gathered_for_ops());
     }
     found
-}
-
-fn has_local_shapes(loaded: &Loaded) -> bool {
-    loaded.module.frontend_attributes.as_ref().is_some_and(|attributes| attributes.map.contains_key(LOCAL_SHAPES))
 }
 
 fn has_parameters(loaded: &Loaded) -> bool {

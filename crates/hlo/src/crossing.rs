@@ -148,7 +148,7 @@ fn read(text: &str) -> Option<Crossing> {
         text.split(separator).map(|number| number.parse().ok()).collect()
     };
     let (kind, detail) = what.split_once(' ').unwrap_or((what, ""));
-    let combine = || ReduceKind::ALL.into_iter().find(|kind| kind.name() == detail);
+    let combine = || ReduceKind::named(detail);
     let pair = |pair: &str| {
         let (source, target) = pair.split_once('>')?;
         Some((source.parse().ok()?, target.parse().ok()?))

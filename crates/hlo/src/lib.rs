@@ -44,7 +44,7 @@ pub use literal::{Element, Literal, LiteralError, all_finite, literal_proto, num
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use platform_kind::PlatformKind;
 pub use reduce_kind::ReduceKind;
-pub use shape::{element_type, shape, tuple_shape};
+pub use shape::{element_type, is_tuple, shape, tuple_shape};
 pub use stage::Stage;
 pub use types::{DType, Dims, TensorType};
 

@@ -12,7 +12,8 @@ pub(crate) const COMBINED_TILE: i64 = i64::MIN;
 /// The kinds of a layout's levels, each at its number.
 pub(crate) const LEVELS: [&str; 4] = ["D", "C", "S", "H"];
 
-pub(crate) fn is_tuple(shape: &ShapeProto) -> bool {
+/// Whether a shape is that of a tuple.
+pub fn is_tuple(shape: &ShapeProto) -> bool {
     shape.element_type == proto::PrimitiveType::Tuple as i32
 }
 

@@ -48,7 +48,7 @@ pub enum Names {
     Renumbered,
 }
 
-/// The choice of what to print. Start from one of the constants.
+/// The choice of what to print. Start from [`TextOptions::parseable`] or [`TextOptions::canonical`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextOptions {
     /// Layouts of instruction shapes; those of the entry computation's signature are in the module header.

@@ -1,7 +1,7 @@
 //! Enums whose values are words.
 
-/// Defines enums whose values are each written as a word: all values (`ALL`), the word of each (`name`), and
-/// [`Display`](std::fmt::Display).
+/// Defines enums whose values are each written as a word: all values (`ALL`), the word of each (`name`), the
+/// value of a word (`named`), and [`Display`](std::fmt::Display).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! words {

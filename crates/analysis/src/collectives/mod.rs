@@ -8,7 +8,7 @@
 //!
 //! Only one branch of a conditional runs. Where the number of the device decides which, executions are exact. Otherwise
 //! a sum is not over all branches: it lies between the branch that moves least and the one that moves most
-//! ([`ModuleCollectives::moved_bounds`]), and [`given`](crate::executions) finds the branch that a step takes.
+//! ([`ModuleCollectives::moved_bounds`]), and [`executions`](crate::executions) finds the branch that a step takes.
 //!
 //! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
 //! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.

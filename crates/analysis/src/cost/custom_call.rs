@@ -89,10 +89,13 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
         flops().map_or_else(unknown, work)
     };
     let (first, second, result) = (operands.shape(0), operands.shape(1), operands.first_result());
-    let product = || matrix_product(operands).map_or_else(unknown, work);
     match name {
-        "__cublas$gemm" | "__cublas$lt$matmul" | "__onednn$matmul" | "__triton_gemm" | "__ymm$matmul" => product(),
-        "__cublas$lt$matmul$f8" => product(),
+        "__cublas$gemm"
+        | "__cublas$lt$matmul"
+        | "__cublas$lt$matmul$f8"
+        | "__onednn$matmul"
+        | "__triton_gemm"
+        | "__ymm$matmul" => matrix_product(operands).map_or_else(unknown, work),
         "__cudnn$convForward"
         | "__cudnn$convBiasActivationForward"
         | "__cudnn$convForwardGraph"
@@ -106,9 +109,15 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
         "__cudnn$convBackwardFilter" => of_shapes([first, result, second]),
         "MoveToHost" | "MoveToDevice" => work(0),
         // Markers take no time.
-        "LayoutConstraint" | "AllocateBuffer" | "CreateBuffer" | "Pin" | "Unpin" | "BufferToTensor"
-        | "TensorToBuffer" => Work::default(),
-        "AssumeGatherIndicesInBound" | "annotate_device_placement" => Work::default(),
+        "LayoutConstraint"
+        | "AllocateBuffer"
+        | "CreateBuffer"
+        | "Pin"
+        | "Unpin"
+        | "BufferToTensor"
+        | "TensorToBuffer"
+        | "AssumeGatherIndicesInBound"
+        | "annotate_device_placement" => Work::default(),
         _ if name.starts_with("xla.sdy.") || Border::of(operands.instruction).is_some() => Work::default(),
         // A function of each element, from a text of StableHLO, that XLA expands into many instructions. It counts as
         // those functions do that have an opcode.

@@ -9,6 +9,7 @@
 //! iteration receives and returns, and the result; or the results of the branches of a conditional. Such a class is
 //! live while one of its values is: between them its memory is free.
 
+use meshloom_hlo::is_tuple;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use std::rc::Rc;
 use super::schedule::{Schedule, node_count};
 use crate::size::{padded_bytes, shape_bytes};
 use crate::walk::{Via, Walk};
-use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
+use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 
 /// The bytes of a pointer to a part of a tuple.
 const POINTER: u64 = 8;
@@ -136,7 +137,7 @@ impl<'w, 'a> Flow<'w, 'a> {
     }
 
     fn push_nodes(&mut self, shape: &'a ShapeProto, point: u32, time: u32, is_constant: bool) {
-        let is_tuple = shape.element_type == i32::from(PrimitiveType::Tuple);
+        let is_tuple = is_tuple(shape);
         let bytes = match is_tuple {
             true => POINTER * shape.tuple_shapes.len() as u64,
             false if is_on_host(shape) => 0,

@@ -1,6 +1,7 @@
 //! The edits that shrinking makes. Each keeps a module well-formed: operands stand before their readers, parameters are
 //! numbered without gaps, and the shapes of the program are those of its parameters and its root.
 
+use meshloom_hlo::is_tuple;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cost::is_by_element;
@@ -8,8 +9,7 @@ use crate::partitioning::Border;
 pub(super) use crate::partitioning::is_manual;
 use meshloom_hlo::Literal;
 use meshloom_hlo::proto::{
-    HloComputationProto, HloInstructionProto, HloModuleProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
-    op_sharding,
+    HloComputationProto, HloInstructionProto, HloModuleProto, OpSharding, ProgramShapeProto, ShapeProto, op_sharding,
 };
 use meshloom_hlo::sort;
 use meshloom_hlo::{DType, TensorType};
@@ -54,10 +54,6 @@ pub(super) fn size(module: &HloModuleProto) -> (usize, u128) {
 fn element_count(shape: &ShapeProto) -> u128 {
     let own = shape.dimensions.iter().map(|&size| u128::from(size.max(0).unsigned_abs())).product::<u128>();
     if shape.tuple_shapes.is_empty() { own } else { shape.tuple_shapes.iter().map(element_count).sum() }
-}
-
-pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
-    shape.element_type == i32::from(PrimitiveType::Tuple)
 }
 
 /// Returns the type of a dense array whose elements have a form on the host; `None` for any other shape.

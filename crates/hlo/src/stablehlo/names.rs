@@ -5,12 +5,12 @@ use crate::syntax::opcodes::{Mark, Operation};
 
 /// The dialects that have an opcode as an op that carries nothing but operands, and whose result has a stated type in
 /// both languages.
-fn dialects(opcode: &str) -> &'static [&'static str] {
-    match opcode {
+fn dialects(operation: &Operation) -> &'static [&'static str] {
+    match operation.name {
         // Older texts have the second name: `stablehlo.tan` came later.
         "tan" => &["stablehlo", "chlo"],
-        opcode if Operation::has_mark(opcode, Mark::Stable) => &["stablehlo"],
-        opcode if Operation::has_mark(opcode, Mark::Higher) => &["chlo"],
+        _ if operation.has(Mark::Stable) => &["stablehlo"],
+        _ if operation.has(Mark::Higher) => &["chlo"],
         _ => &[],
     }
 }
@@ -18,13 +18,14 @@ fn dialects(opcode: &str) -> &'static [&'static str] {
 /// The opcode of a plain op, which is named with its dialect.
 pub fn opcode(name: &str) -> Option<&'static str> {
     let (dialect, op) = name.split_once('.').filter(|(_, op)| !op.contains('-'))?;
-    let opcode = Operation::from_name(&op.replace('_', "-"))?.name;
-    dialects(opcode).contains(&dialect).then_some(opcode)
+    let operation = Operation::from_name(&op.replace('_', "-"))?;
+    dialects(operation).contains(&dialect).then_some(operation.name)
 }
 
 /// The name of a plain op with its dialect, by its opcode.
 pub fn name(opcode: &str) -> Option<String> {
-    dialects(opcode).first().map(|dialect| format!("{dialect}.{}", opcode.replace('-', "_")))
+    let dialect = dialects(Operation::from_name(opcode)?).first()?;
+    Some(format!("{dialect}.{}", opcode.replace('-', "_")))
 }
 
 /// The names of all plain ops.

@@ -79,8 +79,12 @@ impl Operation {
     }
 
     /// Whether an opcode has a mark; one that is not in the table has none.
+    pub(crate) fn has(&self, mark: Mark) -> bool {
+        self.marks.contains(&mark)
+    }
+
     pub(crate) fn has_mark(opcode: &str, mark: Mark) -> bool {
-        Operation::from_name(opcode).is_some_and(|operation| operation.marks.contains(&mark))
+        Operation::from_name(opcode).is_some_and(|operation| operation.has(mark))
     }
 }
 

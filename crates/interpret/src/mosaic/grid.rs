@@ -38,14 +38,15 @@ impl Window<'_> {
         assert!(fits, "{} gives block {to:?} of {dims:?} in blocks of {block:?}", self.index.name);
         let strides = strides(dims);
         let base = (0..to.len()).map(|axis| to[axis] as isize * block[axis] as isize * strides[axis]).sum();
-        let at = positions(base, &block, &strides);
-        if self.at != at {
-            self.write_back();
-            let mut block = self.block.borrow_mut();
-            for (number, &place) in block.data.iter_mut().zip(&at) {
-                *number = if self.is_result { f64::NAN } else { self.array.data[place as usize] };
-            }
-            self.at = at;
+        // The first place says which block it is.
+        if self.at.first() == Some(&base) {
+            return;
+        }
+        self.write_back();
+        self.at = positions(base, &block, &strides);
+        let mut block = self.block.borrow_mut();
+        for (number, &place) in block.data.iter_mut().zip(&self.at) {
+            *number = if self.is_result { f64::NAN } else { self.array.data[place as usize] };
         }
     }
 

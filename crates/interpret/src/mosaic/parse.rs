@@ -53,7 +53,8 @@ impl<'a> Attributes<'a> {
     /// The numbers of `array<i64: 1, 2>`.
     pub fn numbers<T: std::str::FromStr>(&self, name: &str) -> Vec<T> {
         let (_, list) = self.text(name).trim_end_matches('>').split_once(':').unwrap_or_default();
-        list.split(',').filter_map(|number| number.trim().parse().ok()).collect()
+        let numbers = list.split(',').map(str::trim).filter(|number| !number.is_empty());
+        numbers.map(|number| number.parse().unwrap_or_else(|_| panic!("{name} has {number:?}, no number"))).collect()
     }
 
     /// The dictionaries of `[{..}, {..}]`.
@@ -222,7 +223,7 @@ impl<'a> Parser<'a> {
     fn ty(&mut self) -> Type {
         if !self.rest().starts_with('!') {
             let word = self.word();
-            return element(word).map(Type::Scalar).unwrap_or_else(|| self.block(word));
+            return Element::named(word).map(Type::Scalar).unwrap_or_else(|| self.block(word));
         }
         let name = self.word();
         self.aliases.get(name).cloned().unwrap_or_else(|| self.fail("a type that is declared"))
@@ -237,14 +238,10 @@ impl<'a> Parser<'a> {
         self.expect(if space.is_some() { ">>" } else { ">" });
         let (dims, last) = shape.rsplit_once('x').unwrap_or(("", shape));
         let dims: Option<Dims> = dims.split('x').map(|part| part.parse().ok().filter(|&size| size > 0)).collect();
-        match (kind, element(last), dims, space) {
+        match (kind, Element::named(last), dims, space) {
             ("vector", Some(element), Some(dims), None) => Type::Vector(element, dims),
             ("memref", Some(element), Some(dims), Some(space)) => Type::Memref(element, dims, space),
             _ => self.fail("a type"),
         }
     }
-}
-
-fn element(name: &str) -> Option<Element> {
-    Element::ALL.into_iter().find(|element| element.name() == name)
 }

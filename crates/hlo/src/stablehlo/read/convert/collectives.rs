@@ -52,7 +52,7 @@ impl Common {
 /// The rows of a table of integers, `dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>`.
 fn table(op: &Conversion<'_, '_, '_>, name: &str) -> Result<Vec<Vec<i64>>> {
     let attribute = op.operation.required(&[name])?;
-    let values = op.integers(&[name])?;
+    let values = op.converter.integers_of(attribute, name)?;
     let columns = match &attribute.value {
         Value::Dense { shape, .. } => match shape.dimensions.as_slice() {
             &[_, columns] => usize::try_from(columns).unwrap_or(0),

@@ -122,14 +122,15 @@ fn compare(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         return operation.fault("the direction of the comparison is missing, like LT");
     };
     known(direction, at, &DIRECTIONS)?;
+    let operands = op.operands()?;
     let kind = match stated("compare_type", 1)? {
         Some((kind, at)) if kind != "NOTYPE" => {
             known(kind, at, &COMPARISONS)?;
             kind
         }
-        _ => default_comparison(op.operands()?.first().map(|&place| op.body.shape(place)).as_ref()),
+        _ => default_comparison(operands.first().map(|&place| op.body.shape(place)).as_ref()),
     };
-    op.single("compare", |instruction| {
+    op.over("compare", &operands, |instruction| {
         instruction.comparison_direction = direction.to_owned();
         instruction.comparison_type = kind.to_owned();
     })

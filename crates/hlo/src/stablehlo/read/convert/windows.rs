@@ -21,6 +21,9 @@ type Stated = [Option<Vec<i64>>; 5];
 /// The value of each where it is left out.
 const USUAL: [i64; 5] = [1, 0, 1, 1, 0];
 
+/// The numbers of each for one dimension.
+const COUNTS: [usize; 5] = [1, 2, 1, 1, 1];
+
 /// Their names in the short form of a convolution.
 const SHORT: [&str; 5] = ["stride", "pad", "lhs_dilate", "rhs_dilate", "reverse"];
 
@@ -29,7 +32,7 @@ fn window(operation: &Operation<'_>, sizes: &[i64], stated: Stated) -> Result<Wi
     let rank = sizes.len();
     let mut all: [Vec<i64>; 5] = Default::default();
     for (at, (stated, usual)) in stated.into_iter().zip(USUAL).enumerate() {
-        let count = if SHORT[at] == "pad" { 2 * rank } else { rank };
+        let count = COUNTS[at] * rank;
         let values = stated.unwrap_or_else(|| vec![usual; count]);
         if values.len() != count {
             let found = values.len();
@@ -138,7 +141,8 @@ fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         }
         None => op.stated(&["window_strides", "padding", "lhs_dilation", "rhs_dilation", "window_reversal"])?,
     };
-    let kernel = op.operands()?.get(1).map(|&place| op.body.shape(place).dimensions).unwrap_or_default();
+    let operands = op.operands()?;
+    let kernel = operands.get(1).map(|&place| op.body.shape(place).dimensions).unwrap_or_default();
     let size = |dimension: &i64| usize::try_from(*dimension).ok().and_then(|at| kernel.get(at)).copied();
     let Some(sizes) = numbers.kernel_spatial_dimensions.iter().map(size).collect::<Option<Vec<i64>>>() else {
         return operation.fault("its kernel does not have the dimensions that are stated");
@@ -151,7 +155,7 @@ fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let count = |name: &str| operation.optional_integer(name).map(|count| count.unwrap_or(1));
     let (features, batches) = (count("feature_group_count")?, count("batch_group_count")?);
     let precision = op.converter.precision(operation)?;
-    op.single("convolution", |instruction| {
+    op.over("convolution", &operands, |instruction| {
         instruction.window = Some(window);
         instruction.convolution_dimension_numbers = Some(numbers.into());
         instruction.feature_group_count = features;
