@@ -18,7 +18,7 @@ use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, KernelImplementation, LOWEST, Often, PlaceOrder,
-    UNSEEN, score_dtype,
+    UNSEEN,
 };
 use crate::trace::{Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_at_most, words_of, zeros};
 
@@ -100,7 +100,7 @@ impl AttentionCut {
         let blocks = kernels.cut_of(&sizes)?;
         let dtype = types[0].dtype;
         let known = (form.order == PlaceOrder::Index).then(|| known_pairs(form, &sizes, blocks, outer));
-        Some(AttentionCut { form, sizes, blocks, dtype, wide: score_dtype(dtype), outer, known })
+        Some(AttentionCut { form, sizes, blocks, dtype, wide: dtype.at_least_f32(), outer, known })
     }
 
     fn trace(

@@ -13,7 +13,7 @@ use super::nonzero::nonzero;
 use super::traced::traced;
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
-use crate::ops::{KernelImplementation, Often, RaggedDot, RaggedMode, RaggedSizes, score_dtype};
+use crate::ops::{KernelImplementation, Often, RaggedDot, RaggedMode, RaggedSizes};
 use crate::trace::{DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_at_most, zeros};
 
 /// The implementation of a grouped product. Returns `None` if the plain form is asked for, or is faster.
@@ -180,7 +180,7 @@ impl GroupedCut {
     /// For each group the sum of its rows' outer products, in at least `f32`.
     fn contracted_product(&self, lhs: Tensor, rhs: Tensor, groups: &Groups) -> Tensor {
         let (left, right) = (self.rows(lhs), self.rows(rhs));
-        let wide = score_dtype(self.dtype);
+        let wide = self.dtype.at_least_f32();
         let options = DotOptions { dtype: Some(wide), ..self.options };
         let outer = |visit: &Visit| {
             let left = self.block_of(left, visit);

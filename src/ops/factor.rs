@@ -4,6 +4,7 @@
 //! which factors it runs over, in einsum notation: `bte,ef->btf`. Batching, propagation of shardings and partitioning
 //! are written over these rules. The idea is Shardy's (`docs/propagation.md`, `OpShardingRuleAttr`).
 
+use meshloom_hlo::mesh::common_divisor;
 use std::fmt;
 
 use smallvec::SmallVec;
@@ -147,7 +148,7 @@ impl FactorRule {
 
     /// Adds a permutation along dimensions of these tensors, if something divides all their sizes.
     pub(crate) fn permute(&mut self, sizes: &[usize], operands: &[(usize, usize)], results: &[(usize, usize)]) {
-        let common = sizes.iter().copied().fold(0, greatest_common_divisor);
+        let common = sizes.iter().copied().fold(0, common_divisor);
         if common > 1 && !sizes.contains(&0) {
             self.add(common, FactorKind::Permutation, operands, results);
         }
@@ -253,9 +254,4 @@ impl fmt::Display for FactorKind {
 fn write_letter(f: &mut fmt::Formatter<'_>, factor: FactorIndex) -> fmt::Result {
     let letter = char::from(b'a' + (factor % 26) as u8);
     if factor < 26 { write!(f, "{letter}") } else { write!(f, "{letter}{}", factor / 26) }
-}
-
-/// The greatest common divisor of two sizes; of zero and a size, the size.
-pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub use attention::{
-    Attention, AttentionForm, AttentionGradient, AttentionSizes, KeyExchange, LOWEST, PlaceOrder, UNSEEN, score_dtype,
+    Attention, AttentionForm, AttentionGradient, AttentionSizes, KeyExchange, LOWEST, PlaceOrder, UNSEEN,
 };
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, ReduceScatter};
@@ -67,7 +67,6 @@ pub(crate) use elementwise::erf_inv_f32;
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
-pub(crate) use factor::greatest_common_divisor;
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
 pub use factor_text::{FactorRuleProblem, RuleText, RuleTextError};
 pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};

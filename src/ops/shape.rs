@@ -1,5 +1,6 @@
 //! Ops that move elements without computing: broadcast, reshape, transpose, slice, pad, concatenate, reverse.
 
+use meshloom_hlo::mesh::common_divisor;
 use smallvec::SmallVec;
 
 use meshloom_hlo::message::counted;
@@ -7,7 +8,7 @@ use meshloom_hlo::message::counted;
 use super::rules::*;
 use super::{
     AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, Stretch, after_batch, batched_dims, complement,
-    greatest_common_divisor, to_i64, with_batch,
+    to_i64, with_batch,
 };
 use crate::hlo::proto;
 
@@ -128,7 +129,7 @@ fn reshape_factors(operands: &[&TensorType], results: &[&TensorType]) -> FactorR
     }
     let (mut from, mut to) = (Cuts::new(&operands[0].dims), Cuts::new(&results[0].dims));
     while let (Some((source, left)), Some((place, right))) = (from.next(), to.next()) {
-        let common = greatest_common_divisor(left, right);
+        let common = common_divisor(left, right);
         if common > 1 {
             rule.add(common, FactorKind::Parallel, &[(0, source)], &[(0, place)]);
             from.take(common);

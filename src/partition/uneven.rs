@@ -8,6 +8,7 @@
 //! sort along it) gets a slice. The result is an ordinary graph of global shapes, for any partitioner; the host pads
 //! the inputs and cuts the outputs.
 
+use meshloom_hlo::mesh::common_divisor;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::ir::{
 };
 use crate::ops::{
     BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, PartitionContext, PartitionPorts,
-    ReduceKind, Select, Slice, SliceDim, TensorFactors, greatest_common_divisor,
+    ReduceKind, Select, Slice, SliceDim, TensorFactors,
 };
 use crate::sharding::ties;
 
@@ -147,7 +148,7 @@ impl Classes {
             for dim in 0..spec.rank() {
                 let class = self.find((graph, value, dim));
                 let parts = spec.part_count(mesh, dim);
-                self.multiple[class] *= parts / greatest_common_divisor(self.multiple[class], parts).max(1);
+                self.multiple[class] *= parts / common_divisor(self.multiple[class], parts).max(1);
                 self.uneven[class] |= !graph.ty(value).dims[dim].is_multiple_of(parts);
             }
         }

@@ -144,8 +144,11 @@ impl<'a, 'b> Partitioning<'a, 'b> {
             self.set(value, local, spec.clone());
             return Ok(local);
         }
-        let again = self.spread_again(value, spec)?;
-        if let Some(local) = again.map_or_else(|| self.get_narrow(value, spec), |local| Ok(Some(local)))? {
+        let again = match self.spread_again(value, spec)? {
+            None => self.get_narrow(value, spec)?,
+            again => again,
+        };
+        if let Some(local) = again {
             self.set(value, local, spec.clone());
             return Ok(local);
         }

@@ -243,7 +243,7 @@ fn large_modules_print_whole() {
     assert_eq!(text.lines().count(), 50_005);
 }
 
-/// For `hlo_text.py --check`: prints the modules of a folder, each beside itself, in both presets, and encodes them
+/// For `hlo_text.py --check`: prints the modules of a folder, each beside itself, in both forms, and encodes them
 /// anew.
 #[test]
 #[ignore = "a tool for tests/oracle/hlo_text.py"]

@@ -138,7 +138,7 @@ fn expected(form: AttentionForm, operands: &[Tensor]) -> [Tensor; 2] {
         let part = |key: &Seen| key.weight * key.kept * value.at(&[index[0], index[1], key.number, index[4]]);
         query.seen.iter().map(part).sum()
     });
-    let log_total = Tensor::from_fn(score_dtype(dtype), of_queries, |index| query(form, operands, index).log_total);
+    let log_total = Tensor::from_fn(dtype.at_least_f32(), of_queries, |index| query(form, operands, index).log_total);
     [mixed, log_total]
 }
 

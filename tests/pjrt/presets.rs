@@ -4,7 +4,7 @@ use meshloom::hlo::PlatformKind;
 use meshloom::pjrt::CHIP_OPTIONS;
 
 #[test]
-fn a_chip_has_one_preset() {
+fn a_chip_has_options_once() {
     let cases = [
         (PlatformKind::Tpu, "TPU v5 lite", Some("v5e")),
         (PlatformKind::Tpu, "TPU v5", Some("v5p")),

@@ -114,7 +114,7 @@ impl Platform {
     /// The compiler options that suit its chips, if they are known.
     pub fn chip_options(&self) -> Option<&'static ChipOptions> {
         let kind = self.device_kind()?;
-        CHIP_OPTIONS.iter().find(|preset| preset.kind == self.kind && preset.suits(kind))
+        CHIP_OPTIONS.iter().find(|options| options.kind == self.kind && options.suits(kind))
     }
 
     /// Whether its plugin is older than an API version.

@@ -164,11 +164,6 @@ impl AttentionSizes {
     }
 }
 
-/// The type of scores and sums for operands of a type.
-pub fn score_dtype(operands: DType) -> DType {
-    if operands == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 impl AttentionForm {
     /// Checks the operands that both ops have; the op has `count` without the random words of dropout.
     fn sizes(&self, operands: &[&TensorType], count: usize) -> Result<AttentionSizes, TypeError> {
@@ -265,7 +260,7 @@ impl AttentionDefinition<'_> {
 
     /// Products of queries and keys: `[*b, kv_heads, groups, queries, keys]`.
     fn products(&mut self, operands: &[Value]) -> Result<Value, OpError> {
-        let wide = score_dtype(self.dtype);
+        let wide = self.dtype.at_least_f32();
         if self.sizes.queries > 1 {
             return self.dot(operands[0], operands[1], (&[2], &[1]), wide);
         }
@@ -380,7 +375,7 @@ impl AttentionDefinition<'_> {
     /// See [`AttentionGradient`].
     fn gradient(&mut self, operands: &[Value]) -> Result<[Value; 3], OpError> {
         let (log_total, flow, ct) = (operands[7], operands[8], operands[9]);
-        let wide = score_dtype(self.dtype);
+        let wide = self.dtype.at_least_f32();
         let (scores, seen) = self.scores(operands)?;
         let masked = self.masked(scores, seen)?;
         let log_total = self.by_score(log_total, scores)?;
@@ -434,7 +429,7 @@ impl Primitive for Attention {
         let sizes = self.0.sizes(operands, 7)?;
         let dtype = operands[0].dtype;
         let mixed = TensorType { dtype, dims: sizes.of_mixed() };
-        let log_total = TensorType { dtype: score_dtype(dtype), dims: sizes.of_queries() };
+        let log_total = TensorType { dtype: dtype.at_least_f32(), dims: sizes.of_queries() };
         Ok([mixed, log_total].into_iter().collect())
     }
 
@@ -473,10 +468,9 @@ impl Primitive for Attention {
     /// Keys are whole, since each device needs all keys that its queries see; or they are split as queries are, and
     /// travel.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = factors(self.0, operands, results, FactorKind::Parallel);
-        let AttentionSizes { batch, width, value_width, .. } =
-            AttentionSizes::of(operands[0], operands[1], operands[2]);
-        let b = batch.len();
+        let sizes = AttentionSizes::of(operands[0], operands[1], operands[2]);
+        let mut rule = factors(self.0, &sizes, (operands, results), FactorKind::Parallel);
+        let (b, width, value_width) = (sizes.batch.len(), sizes.width, sizes.value_width);
         rule.add(width, FactorKind::Replicated, &[(0, b + 3), (1, b + 2)], &[]);
         rule.add(value_width, FactorKind::Parallel, &[(2, b + 2)], &[(0, b + 3)]);
         rule
@@ -495,7 +489,7 @@ impl Primitive for AttentionGradient {
         let sizes = self.0.sizes(operands, 10)?;
         let dtype = operands[0].dtype;
         for operand in [7, 8] {
-            expect_dtype(operand, operands[operand], score_dtype(dtype))?;
+            expect_dtype(operand, operands[operand], dtype.at_least_f32())?;
             expect_dims(operand, operands[operand], &sizes.of_queries())?;
         }
         expect_dtype(9, operands[9], dtype)?;
@@ -507,10 +501,9 @@ impl Primitive for AttentionGradient {
 
     /// Cotangents of keys and values are sums over the queries that see them, and over the heads that share them.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = factors(self.0, operands, results, FactorKind::Reduction(ReduceKind::Sum));
-        let AttentionSizes { batch, width, value_width, .. } =
-            AttentionSizes::of(operands[0], operands[1], operands[2]);
-        let b = batch.len();
+        let sizes = AttentionSizes::of(operands[0], operands[1], operands[2]);
+        let mut rule = factors(self.0, &sizes, (operands, results), FactorKind::Reduction(ReduceKind::Sum));
+        let (b, width, value_width) = (sizes.batch.len(), sizes.width, sizes.value_width);
         rule.add(width, FactorKind::Replicated, &[(0, b + 3), (1, b + 2)], &[(0, b + 3), (1, b + 2)]);
         rule.add(value_width, FactorKind::Replicated, &[(2, b + 2), (9, b + 3)], &[(2, b + 2)]);
         rule
@@ -529,14 +522,13 @@ impl Primitive for AttentionGradient {
 /// them.
 fn factors(
     form: AttentionForm,
-    operands: &[&TensorType],
-    results: &[&TensorType],
+    sizes: &AttentionSizes,
+    (operands, results): (&[&TensorType], &[&TensorType]),
     of_queries: FactorKind,
 ) -> FactorRule {
     use FactorKind::{Gathered, Parallel, Permutation};
     let mut rule = FactorRule::empty(operands, results);
-    let AttentionSizes { batch, kv_heads, groups, queries, keys, .. } =
-        AttentionSizes::of(operands[0], operands[1], operands[2]);
+    let &AttentionSizes { ref batch, kv_heads, groups, queries, keys, .. } = sizes;
     let (b, has_sums) = (batch.len(), of_queries != Parallel);
     // The dimension of the first `leading` operands and of all operands after the places, which have one number or more
     // for each head.
@@ -544,7 +536,7 @@ fn factors(
         (0..leading).chain(7..operands.len()).map(|operand| (operand, dim)).collect()
     };
     let on_results = |count: usize, dim: usize| -> Places { (0..count).map(|result| (result, dim)).collect() };
-    for (dim, size) in batch.into_iter().enumerate() {
+    for (dim, &size) in batch.iter().enumerate() {
         let all: Places = (0..operands.len()).map(|operand| (operand, dim)).collect();
         rule.add(size, Parallel, &all, &on_results(results.len(), dim));
     }

@@ -406,8 +406,7 @@ fn extremum(b: &mut GraphBuilder, ct: Value, x: Value, other: Value, z: Value) -
     let tie = b.compare(Direction::Eq, x, other)?;
     let share = b.push1(Select, &[tie, half, ct])?;
     let chosen = b.compare(Direction::Eq, x, z)?;
-    let zero = b.zeros_like(ct);
-    b.push1(Select, &[chosen, share, zero])
+    b.or_zero(chosen, share)
 }
 
 /// An elementwise function of two operands of one type, which is also the result's.

@@ -23,36 +23,24 @@ pub use program::{Argument, Axis, GridPosition, Program, Refs, Window};
 /// The version of the dialect that is written: that of JAX for a TPU of unknown libtpu.
 pub const VERSION: u32 = 11;
 
-/// The type of an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Element {
-    /// A truth value.
-    I1,
-    /// A signed integer of 32 bits.
-    I32,
-    /// An index into memory.
-    Index,
-    /// Brain floating point.
-    Bf16,
-    /// IEEE 754 single precision.
-    F32,
+meshloom_hlo::words! {
+    /// The type of an element, by its name in MLIR.
+    #[derive(PartialOrd, Ord)]
+    pub enum Element {
+        /// A truth value.
+        I1 = "i1",
+        /// A signed integer of 32 bits.
+        I32 = "i32",
+        /// An index into memory.
+        Index = "index",
+        /// Brain floating point.
+        Bf16 = "bf16",
+        /// IEEE 754 single precision.
+        F32 = "f32",
+    }
 }
 
 impl Element {
-    /// Every type.
-    pub const ALL: [Element; 5] = [Element::I1, Element::I32, Element::Index, Element::Bf16, Element::F32];
-
-    /// The name in MLIR.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Element::I1 => "i1",
-            Element::I32 => "i32",
-            Element::Index => "index",
-            Element::Bf16 => "bf16",
-            Element::F32 => "f32",
-        }
-    }
-
     /// The type in HLO; `None` for what no array of HLO has.
     pub const fn dtype(self) -> Option<DType> {
         match self {
