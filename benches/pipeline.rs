@@ -8,7 +8,7 @@
 //!
 //! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4
 //! microbatches; C 4 layers over 2 stages of one device each, 8 microbatches; all two repeats, two chunks or two layers
-//! per stage, everything rematerialized but where a form is called kept. Where stages branch, JAX's is the circular
+//! per stage (four repeats in forms called 4), everything rematerialized but where a form is called kept. Where stages branch, JAX's is the circular
 //! one. JAX's process steps in turn with ours, so that both see the same machine; ratios are ours / JAX's. The traffic
 //! is read off both compiled modules by the same analysis. The frontend is from closure to serialized HLO here, trace
 //! and lowering there; each is the first in its process. Without a Python that has JAX, ours alone is printed.
@@ -20,7 +20,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use meshloom::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::compile::{CompiledFunction, LowerOptions, compile, lower};
 use meshloom::hlo::parse::parse;
@@ -86,24 +86,36 @@ struct Form {
     weights: WeightPlan,
     schedule: Schedule,
     keeps_everything: bool,
-    /// The name of the form in benches/jax/pipeline.py, or of the form that it is compared with.
+    /// The other options that it sets.
+    change: fn(&mut PipelineOptions),
+    /// The name of the form in benches/jax/pipeline.py, or of the form that it is compared with; empty without one.
     jax: &'static str,
 }
 
 const fn circular(name: &'static str, weights: WeightPlan, jax: &'static str) -> Form {
-    Form { name, weights, schedule: Schedule::Circular, keeps_everything: false, jax }
+    Form { name, weights, schedule: Schedule::Circular, keeps_everything: false, change: |_| (), jax }
 }
 
 const fn branching(name: &'static str, schedule: Schedule, keeps_everything: bool) -> Form {
-    Form { name, weights: WeightPlan::GatherOnce, schedule, keeps_everything, jax: "window" }
+    Form { name, weights: WeightPlan::GatherOnce, schedule, keeps_everything, change: |_| (), jax: "window" }
 }
 
-const FORMS: [Form; 13] = [
+/// The sliding window with other options.
+const fn window(name: &'static str, change: fn(&mut PipelineOptions), jax: &'static str) -> Form {
+    Form { change, ..circular(name, WeightPlan::SlidingWindow, jax) }
+}
+
+const FORMS: [Form; 17] = [
     circular("per-iteration", WeightPlan::PerIteration, "circular"),
     circular("gather-once", WeightPlan::GatherOnce, "once"),
     circular("bsw", WeightPlan::SlidingWindow, "window"),
     circular("bsw-split", WeightPlan::SplitSlidingWindow, "window"),
     Form { keeps_everything: true, ..circular("bsw-kept", WeightPlan::SlidingWindow, "window") },
+    window("bsw-gathered", |options| options.keep_gathered = true, "window"),
+    window("bsw-iterations", |options| options.scan_iterations = false, "window"),
+    // With twice the layers, as two repeats have no loop: the second is to be compared with the first.
+    window("bsw-4", |options| options.repeats = 4, ""),
+    window("bsw-4-repeats", |options| (options.repeats, options.scan_repeats) = (4, false), ""),
     branching("gpipe", Schedule::Gpipe, false),
     branching("1f1b", Schedule::OneForwardOneBackward, false),
     branching("interleaved", Schedule::Interleaved, false),
@@ -128,7 +140,7 @@ impl Form {
 impl Case {
     fn pipeline(&self, form: &Form) -> PipelineOptions {
         let (repeats, chunks, layers_per_stage) = form.parts();
-        PipelineOptions {
+        let mut options = PipelineOptions {
             stages: self.stages,
             repeats,
             chunks,
@@ -138,7 +150,9 @@ impl Case {
             schedule: form.schedule,
             remat: if form.keeps_everything { RematPolicy::None } else { RematPolicy::Full },
             ..PipelineOptions::default()
-        }
+        };
+        (form.change)(&mut options);
+        options
     }
 
     /// Returns the time of a step by the simulator, in forward passes of one layer: with shared cores, and with a core
@@ -446,7 +460,11 @@ fn print_forms(all: &[Measured]) {
 fn measure(case: &Case, form: &Form, rounds: usize, client: &Client) -> anyhow::Result<Measured> {
     println!("\n{}, {}: {}, JAX's {}", case.name, case.mesh, form.name, form.jax);
     let ours = Ours::new(case, form, client)?;
-    let (mut jax, figures) = match start_jax(case, form.jax, &case.values(form)?) {
+    let started = match form.jax {
+        "" => Err(anyhow!("its script has no such form")),
+        variant => start_jax(case, variant, &case.values(form)?),
+    };
+    let (mut jax, figures) = match started {
         Ok((jax, figures)) => (Some(jax), Some(figures)),
         Err(error) => {
             println!("JAX is left out: {error:#}");
