@@ -228,17 +228,19 @@ fn groups_are_along_axes_of_a_mesh() {
     let inlined = "#stablehlo.mesh<axes = [#stablehlo.mesh_axis<name = \"a\", size = 2>, <name = \"b\", size = 4>]>";
     let axis = |rest: &str| format!("#stablehlo.axis_ref<name = {rest}>");
     let cases = [
-        ("@m", axis("\"a\""), vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]], "{a}"),
-        (inlined, axis("\"b\""), vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]], "{b}"),
-        ("@m", format!("{}, {}", axis("\"b\""), axis("\"a\"")), vec![vec![0, 4, 1, 5, 2, 6, 3, 7]], "{b,a}"),
-        ("@m", axis("\"b\", sub_axis_info = (1)2"), vec![vec![0, 2], vec![1, 3], vec![4, 6], vec![5, 7]], "{b:(1)2}"),
-        ("@back", axis("\"z\""), vec![vec![3, 2, 1, 0]], "{z}"),
+        ("@m", axis("\"a\""), vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]], "{'a'}"),
+        (inlined, axis("\"b\""), vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]], "{'b'}"),
+        ("@m", format!("{}, {}", axis("\"b\""), axis("\"a\"")), vec![vec![0, 4, 1, 5, 2, 6, 3, 7]], "{'b','a'}"),
+        ("@m", axis("\"b\", sub_axis_info = (1)2"), vec![vec![0, 2], vec![1, 3], vec![4, 6], vec![5, 7]], "{'b':(1)2}"),
+        ("@plain", axis("\"p\""), vec![vec![0, 1], vec![2, 3]], "{'p'}"),
+        ("@back", axis("\"z\""), vec![vec![3, 2, 1, 0]], "{'z'}"),
     ];
     for (mesh, axes, expected, printed) in cases {
         let text = format!(
             "module @m attributes {{mhlo.num_partitions = 8 : i32}} {{
               sdy.mesh @m = #sdy.mesh<[\"a\"=2, \"b\"=4]>
               sdy.mesh @back = <[\"z\"=4], device_ids=[3, 2, 1, 0]>
+              \"sdy.mesh\"() {{sym_name = \"plain\", stablehlo.mesh = {{axes = [{{name = \"p\", size = 2 : i64}}, {{name = \"q\", size = 2 : i64}}], device_ids = dense<[0, 2, 1, 3]> : tensor<4xi64>}}}} : () -> ()
               func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
                 %0 = \"stablehlo.all_reduce\"(%x) <{{channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = #stablehlo.replica_group_mesh_axes<mesh = {mesh}, axes = [{axes}]>, use_global_device_ids}}> ({{
                 ^bb0(%a: tensor<f32>, %b: tensor<f32>):
@@ -286,11 +288,14 @@ fn collectives_behind_custom_calls_are_collectives() {
         );
         let text = if target.contains("reduce") { text } else { text.replace("called_computations = [@sum], ", "") };
         let text = hlo(&text);
-        let lines = text.split("ENTRY").last().unwrap().lines().filter(|line| line.contains("-")).map(|line| {
-            let line = line.trim().trim_start_matches("ROOT ").split(", frontend_attributes").next().unwrap();
-            line.split_once(" = ").unwrap().1.to_owned()
-        });
-        lines.skip_while(|line| line.contains("->")).collect::<Vec<String>>().join("; ")
+        let lines =
+            text.split("ENTRY").last().unwrap().lines().filter(|line| line.contains(" = ") && line.contains('-')).map(
+                |line| {
+                    let line = line.trim().trim_start_matches("ROOT ").split(", frontend_attributes").next().unwrap();
+                    line.split_once(" = ").unwrap().1.to_owned()
+                },
+            );
+        lines.collect::<Vec<String>>().join("; ")
     };
     let groups = "channel_id=1, replica_groups={{0,1},{2,3}}";
     assert_eq!(
@@ -333,9 +338,9 @@ fn what_begins_asynchronously_is_there_where_it_begins() {
         return %3 : tensor<4xf32>";
     let lines = instructions("(%x: tensor<4xf32>) -> tensor<4xf32>", body);
     let expected = [
-        "negate.1 = f32[4] negate(x)",
-        "collective-permute.1 = f32[4] collective-permute(negate.1), source_target_pairs={{0,1},{1,0}}",
-        "add.3 = f32[4] add(negate.1, collective-permute.1)",
+        "negate = f32[4] negate(x)",
+        "collective-permute = f32[4] collective-permute(negate), source_target_pairs={{0,1},{1,0}}",
+        "add = f32[4] add(negate, collective-permute)",
     ];
     assert_eq!(lines, expected);
     // `mhlo` has those of a compiled module.
@@ -369,15 +374,15 @@ fn values_come_from_the_host_and_go_to_it() {
         "(f32[3], u32[], token[]) send(x, t), channel_id=5, is_host_transfer=true",
         "token[] send-done(send), channel_id=5, is_host_transfer=true",
         "(f32[], u32[], token[]) recv(send-done), channel_id=6, is_host_transfer=true",
-        "(f32[], token[]) recv-done(recv.1), channel_id=6, is_host_transfer=true",
-        "f32[] get-tuple-element(recv-done.1), index=0",
-        "token[] get-tuple-element(recv-done.1), index=1",
-        "((f32[]), token[]) infeed(get-tuple-element.2), infeed_config=\"a\"",
-        "(f32[]) get-tuple-element(infeed.2), index=0",
-        "token[] get-tuple-element(infeed.2), index=1",
-        "f32[] get-tuple-element(get-tuple-element.3), index=0",
-        "(f32[]) tuple(get-tuple-element.1)",
-        "token[] outfeed(tuple.3, get-tuple-element.4), outfeed_shape=(f32[])",
+        "(f32[], token[]) recv-done(recv), channel_id=6, is_host_transfer=true",
+        "f32[] get-tuple-element(recv-done), index=0",
+        "token[] get-tuple-element(recv-done), index=1",
+        "((f32[]), token[]) infeed(get-tuple-element.1), infeed_config=\"a\"",
+        "(f32[]) get-tuple-element(infeed), index=0",
+        "token[] get-tuple-element(infeed), index=1",
+        "f32[] get-tuple-element(get-tuple-element.2), index=0",
+        "(f32[]) tuple(get-tuple-element)",
+        "token[] outfeed(tuple, get-tuple-element.3), outfeed_shape=(f32[])",
     ];
     assert_eq!(found, expected);
 }
@@ -405,7 +410,7 @@ fn shardys_own_ops_say_how_values_are_split() {
           %2 = sdy.all_reduce max {\"b\":(1)2} %1 out_sharding=<@m, [{}, {\"a\"}]> : tensor<8x8xf32>
           %3 = sdy.func_data_flow_edge %2 {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {\"a\"}]>]>} : tensor<8x8xf32>
           %4 = sdy.named_computation<\"f\">(%3) in_shardings=[<@m, [{}, {}]>] out_shardings=[<@m, [{}, {}]>] (%y: tensor<8x8xf32>) {
-            %5 = stablehlo.negate %y : tensor<8x8xf32>
+            %5 = stablehlo.negate %y {sdy.sharding = #sdy.sharding_per_value<[#sdy.sharding<@m, [{}, {}]>]>} : tensor<8x8xf32>
             sdy.return %5 : tensor<8x8xf32>
           } : (tensor<8x8xf32>) -> tensor<8x8xf32>
           return %4 : tensor<8x8xf32>
@@ -669,7 +674,8 @@ fn refusals_name_the_place_and_what_to_do() {
         (op("stablehlo.negate %x : tensor<4xf31>"), 3, "unknown element type \"f31\""),
         (op("stablehlo.negate %x : tensor<4xf32, #sparse.x<4>>"), 3, "a tensor with an encoding"),
         (op("mhlo.add %x : tensor<4xf32>"), 3, "mhlo.add: expected 2 operands, found 1"),
-        (op("mhlo.ad %x : tensor<4xf32>"), 3, "the op mhlo.ad is not read"),
+        (op("mhlo.ad %x : tensor<4xf32>"), 3, "the op mhlo.ad is not read (did you mean \"mhlo.add\"?)"),
+        (op("scf.for %x = %x to %x step %x iter_args(%x = %x) -> (f32) {"), 3, "the op scf.for is of the dialect scf"),
         (
             op("\"ttir.add\"(%x) : (tensor<4xf32>) -> tensor<4xf32>"),
             3,

@@ -50,6 +50,18 @@ pub(super) struct Argument<'a> {
     pub(super) location: Option<LocationId>,
 }
 
+/// The dialects of programs that frameworks hand to XLA.
+const DIALECTS: [&str; 6] = ["stablehlo", "chlo", "mhlo", "sdy", "func", "builtin"];
+
+/// Says that an op is of a dialect that is not read; `None` for one of another name.
+pub(super) fn of_other_dialect(name: &str) -> Option<String> {
+    let (dialect, _) = name.split_once('.').filter(|(dialect, _)| !DIALECTS.contains(dialect))?;
+    Some(format!(
+        "the op {name} is of the dialect {dialect}, which is not read: StableHLO is, with chlo, mhlo and sdy; give the \
+         module as it was before it was lowered to {dialect}"
+    ))
+}
+
 impl<'a> Operation<'a> {
     /// The name that the input has.
     pub(super) fn written(&self) -> Cow<'_, str> {

@@ -12,7 +12,7 @@ use super::super::names;
 use super::attribute::{Attribute, Attributes, Value};
 use super::lexer::{Lexer, Span};
 use super::location::Locations;
-use super::operation::{Argument, Operand, Operation, Region};
+use super::operation::{Argument, Operand, Operation, Region, of_other_dialect};
 use super::types::Types;
 use crate::parse::{Memory, Result, array, fault};
 use crate::proto::{PrimitiveType, ShapeProto};
@@ -58,6 +58,8 @@ pub(super) struct Parser<'a> {
     pub(super) aliases: FxHashMap<&'a str, Attribute<'a>>,
     pub(super) type_aliases: FxHashMap<&'a str, ShapeProto>,
     pub(super) locations: Locations<'a>,
+    /// The place and the name of the last op that was in a short form.
+    last_short: Option<(usize, &'a str)>,
     /// The strings of the resources at the end of the text.
     pub(super) resources: FxHashMap<&'a str, Span>,
     /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
@@ -74,6 +76,7 @@ impl<'a> Parser<'a> {
             aliases: FxHashMap::default(),
             type_aliases: FxHashMap::default(),
             locations: Locations::default(),
+            last_short: None,
             resources: FxHashMap::default(),
             copied: 0,
             memory,
@@ -196,7 +199,21 @@ impl<'a> Parser<'a> {
         Ok(results)
     }
 
+    /// An op. Where the text cannot be read on and an op of another dialect is here or just before, that is the reason:
+    /// its short form has a grammar of its own.
     pub(super) fn operation(&mut self) -> Result<Operation<'a>> {
+        let (before, start) = (self.last_short.take(), self.lexer.here());
+        self.any_operation().map_err(|mut error| {
+            let before = before.filter(|_| error.position == start);
+            let mut known = [before, self.last_short.take()].into_iter().flatten();
+            if let Some((position, message)) = known.find_map(|(at, name)| Some((at, of_other_dialect(name)?))) {
+                (error.position, error.message) = (position, message);
+            }
+            error
+        })
+    }
+
+    fn any_operation(&mut self) -> Result<Operation<'a>> {
         let results = self.results()?;
         let position = self.lexer.here();
         self.memory.take(size_of::<Operation<'_>>(), position)?;
@@ -206,6 +223,7 @@ impl<'a> Parser<'a> {
             self.generic(&mut operation)?;
         } else {
             let name = self.lexer.expect_word("an op, like stablehlo.add")?;
+            self.last_short = Some((position, name));
             (operation.name, operation.is_older) = match name {
                 "return" => ("func.return".into(), false),
                 "call" => ("func.call".into(), false),
@@ -215,6 +233,7 @@ impl<'a> Parser<'a> {
                 name => of_today(name.into()),
             };
             self.short(&mut operation)?;
+            self.last_short = Some((position, name));
         }
         operation.location = self.trailing_location()?;
         Ok(operation)

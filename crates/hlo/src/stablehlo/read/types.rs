@@ -161,6 +161,10 @@ impl<'a> Parser<'a> {
 
     /// `#stablehlo.bounds<4, ?>`, or `#mhlo.type_extensions<bounds = [4, ?]>`: the largest sizes of dimensions.
     fn bounds(&mut self, start: usize) -> Result<Vec<Option<i64>>> {
+        // A layout, which has no part in what a type holds.
+        if self.lexer.peek_word() == Some("dense") {
+            return self.attribute().map(|_| Vec::new());
+        }
         let name = match self.lexer.peek() {
             Some(b'#') => self.lexer.name(b'#', "an encoding")?,
             _ => "",

@@ -12,6 +12,26 @@ pub(super) struct ModuleScope<'a, 'o> {
     pub(super) operations: &'o [Operation<'a>],
 }
 
+impl ModuleScope<'_, '_> {
+    /// The name of a function in it, among those of other modules: a module has a name, or the number of its place.
+    fn label(&self, number: usize, function: &str) -> String {
+        let name = self.attributes.and_then(|attributes| attributes.get("sym_name"));
+        match name.map(|name| &name.value) {
+            Some(Value::Symbol(name)) => format!("{name}::{function}"),
+            _ => format!("{number}::{function}"),
+        }
+    }
+}
+
+/// A function of a text.
+struct Function<'a, 'o> {
+    name: &'o str,
+    /// What tells it from those of other modules.
+    label: String,
+    scope: usize,
+    operation: &'o Operation<'a>,
+}
+
 pub(super) struct Chosen<'a, 'o> {
     pub(super) entry: &'o Operation<'a>,
     /// The module that has it.
@@ -29,24 +49,32 @@ pub(super) fn is_function(operation: &Operation<'_>) -> bool {
 /// the only one.
 pub(super) fn choose<'a, 'o>(operations: &'o [Operation<'a>], name: Option<&str>) -> Result<Chosen<'a, 'o>> {
     let scopes = scopes(operations);
-    let mut all: Vec<(&'o str, usize, &'o Operation<'a>)> = Vec::new();
-    for (number, scope) in scopes.iter().enumerate() {
-        for operation in scope.operations.iter().filter(|operation| is_function(operation)) {
-            all.push((operation.symbol(&["sym_name"])?, number, operation));
+    let has_function = |scope: &&ModuleScope<'a, 'o>| scope.operations.iter().any(is_function);
+    let is_one = scopes.iter().filter(has_function).take(2).count() < 2;
+    let mut all: Vec<Function<'a, 'o>> = Vec::new();
+    for (scope, module) in scopes.iter().enumerate() {
+        for operation in module.operations.iter().filter(|operation| is_function(operation)) {
+            let name = operation.symbol(&["sym_name"])?;
+            all.push(Function {
+                name,
+                label: if is_one { name.into() } else { module.label(scope, name) },
+                scope,
+                operation,
+            });
         }
     }
-    let called = |name: &str| all.iter().filter(|(found, ..)| *found == name).collect::<Vec<_>>();
-    let public: Vec<_> = all.iter().filter(|(.., operation)| is_public(operation)).collect();
+    let called = |name: &str| all.iter().filter(|it| it.name == name || it.label == name).collect::<Vec<_>>();
+    let public: Vec<_> = all.iter().filter(|it| is_public(it.operation)).collect();
     let mains = called("main");
     let found = match (name, mains.as_slice(), public.as_slice(), all.as_slice()) {
         (Some(name), ..) => called(name).first().copied(),
         (None, [only], ..) => Some(*only),
-        (None, [first, ..], ..) if first.1 == 0 => Some(*first),
+        (None, [first, ..], ..) if first.scope == 0 => Some(*first),
         (None, [], [only], _) => Some(*only),
         (None, [], [], [only]) => Some(only),
         _ => None,
     };
-    let Some(&(_, number, entry)) = found else {
+    let Some(&Function { scope: number, operation: entry, .. }) = found else {
         let first = scopes.iter().find_map(|scope| scope.operations.iter().find(|it| it.name != "builtin.module"));
         return refuse(first.or(operations.first()), name, &all, &public);
     };
@@ -84,11 +112,11 @@ fn is_public(operation: &Operation<'_>) -> bool {
 fn refuse<'a, 'o, T>(
     first: Option<&'o Operation<'a>>,
     name: Option<&str>,
-    all: &[(&'o str, usize, &'o Operation<'a>)],
-    public: &[&(&'o str, usize, &'o Operation<'a>)],
+    all: &[Function<'a, 'o>],
+    public: &[&Function<'a, 'o>],
 ) -> Result<T> {
     const SHOWN: usize = 12;
-    let position = all.first().map(|(.., function)| *function).or(first).map_or(0, |it| it.position);
+    let position = all.first().map(|it| it.operation).or(first).map_or(0, |it| it.position);
     let listed = |names: Vec<&str>| {
         let rest = match names.len().saturating_sub(SHOWN) {
             0 => String::new(),
@@ -97,7 +125,7 @@ fn refuse<'a, 'o, T>(
         let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("@{name}")).collect();
         format!("{}{rest}", shown.join(", "))
     };
-    let names: Vec<&str> = all.iter().map(|(name, ..)| *name).collect();
+    let names: Vec<&str> = all.iter().map(|it| it.label.as_str()).collect();
     let message = match (name, public.len()) {
         _ if all.is_empty() => match first.filter(|first| first.name != "builtin.module") {
             Some(first) => format!("expected a function @main, or another with a body; found {}", first.written()),
@@ -109,11 +137,11 @@ fn refuse<'a, 'o, T>(
         }
         (None, 0) => format!("none of the functions is public or @main; {CHOOSE}: {}", listed(names)),
         (None, count) => {
-            let mains = all.iter().filter(|(name, ..)| *name == "main").count();
+            let mains = all.iter().filter(|it| it.name == "main").count();
             let why = if mains > 1 { format!("{mains} modules have a @main") } else { "there is no @main".to_owned() };
             format!(
                 "{why}, and {count} functions are public; {CHOOSE}: {}",
-                listed(public.iter().map(|it| it.0).collect())
+                listed(public.iter().map(|it| it.label.as_str()).collect())
             )
         }
     };

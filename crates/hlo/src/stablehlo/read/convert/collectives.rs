@@ -161,7 +161,10 @@ fn collective_reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
 
 fn all_to_all(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (common, operation) = (Common::of(op)?, op.operation);
-    let split = operation.integer(&["split_dimension"])?;
+    // In `mhlo`, one that exchanges whole operands has no dimension.
+    let Some(split) = operation.optional_integer("split_dimension")? else {
+        return op.calling("all-to-all", Vec::new(), |instruction| common.set(instruction));
+    };
     let concatenated = operation.integer(&["concat_dimension"])?;
     exchange(op, &common, [split, concatenated, operation.integer(&["split_count"])?])
 }

@@ -1,7 +1,7 @@
 //! Ops that move elements, and products of matrices.
 
 use super::super::attribute::{Attribute, Value};
-use super::super::lexer::Lexer;
+use super::super::lexer::{Lexer, Span};
 use super::super::literal::{elements, literal};
 use super::super::operation::Operation;
 use super::body::Sites;
@@ -276,8 +276,13 @@ impl Conversion<'_, '_, '_> {
         let Value::Dialect { body, .. } = &attribute.value else {
             return attribute.fault(name, "dimension numbers between angle brackets");
         };
+        self.numbers_in(*body)
+    }
+
+    /// The fields of a part of the text.
+    pub(super) fn numbers_in(&mut self, body: Span) -> Result<Numbers> {
         let mut numbers = Vec::new();
-        let mut waiting = vec![*body];
+        let mut waiting = vec![body];
         while let Some(body) = waiting.pop() {
             for (key, value) in self.converter.parser.fields(body)?.0 {
                 match value.value {

@@ -20,7 +20,7 @@ use smallvec::smallvec;
 use super::super::names;
 use super::attribute::{Attribute, Attributes, Value};
 use super::location::Frames;
-use super::operation::{Operation, Region};
+use super::operation::{Operation, Region, of_other_dialect};
 use super::parser::Parser;
 use crate::parse::{Result, fault, make_names_unique, tuple};
 use crate::proto::{
@@ -107,9 +107,6 @@ const RULES: [&[(&str, Rule)]; 9] = [
     shardy::RULES,
 ];
 
-/// The dialects of programs that frameworks hand to XLA.
-const DIALECTS: [&str; 6] = ["stablehlo", "chlo", "mhlo", "sdy", "func", "builtin"];
-
 struct Converter<'a, 'o> {
     parser: Parser<'a>,
     frames: Frames<'o>,
@@ -166,7 +163,7 @@ impl<'a, 'o> Converter<'a, 'o> {
             functions.insert(operation.symbol(&["sym_name"])?, operation);
         }
         for mesh in inner.iter().chain(chosen.around).filter(|operation| operation.name == "sdy.mesh") {
-            self.meshes.add(&mut self.parser, mesh)?;
+            self.add_mesh(mesh)?;
         }
         // Functions keep their names; those of regions, which are made up, give way.
         for operation in inner.iter().filter(|operation| choice::is_function(operation)) {
@@ -296,18 +293,12 @@ impl<'a, 'o> Converter<'a, 'o> {
         if name.contains("quantize") {
             return operation.fault("quantized types have no HLO; lower the model without quantization");
         }
-        let dialect = name.split('.').next().unwrap_or_default();
-        if !DIALECTS.contains(&dialect) {
-            return fault(
-                operation.position,
-                format!(
-                    "the op {written} is of the dialect {dialect}, which is not read: StableHLO is, with chlo, mhlo and \
-                     sdy; give the module as it was before it was lowered to {dialect}"
-                ),
-            );
+        if let Some(message) = of_other_dialect(name) {
+            return fault(operation.position, message);
         }
         let plain: Vec<String> = names::names().collect();
         let near = did_you_mean(name, plain.iter().map(String::as_str).chain(self.rules.keys().copied()));
+        let near = if operation.is_older { near.replace("stablehlo.", "mhlo.") } else { near };
         fault(operation.position, format!("the op {written} is not read{near}"))
     }
 

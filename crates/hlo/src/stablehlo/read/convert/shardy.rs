@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use prost::Message;
 use smallvec::smallvec;
 
-use super::super::attribute::{Attribute, Value};
+use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::lexer::{Lexer, Span};
 use super::super::operation::Operation;
 use super::super::parser::Parser;
@@ -122,6 +122,8 @@ impl Meshes {
         lexer.expect("[", "before the shardings of results")?;
         let mut shardings = Vec::new();
         while !lexer.eat("]") {
+            // Each may say again what it is.
+            lexer.eat("#sdy.sharding");
             let one = lexer.balanced()?;
             shardings.push(self.sharding(&mut parser.lexer.part(one), manual)?);
             lexer.separator(']', "after a sharding")?;
@@ -407,6 +409,26 @@ fn sharding_constraint(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
 }
 
 impl<'a> Converter<'a, '_> {
+    /// Notes a mesh that an op declares: Shardy's, or a dictionary that StableHLO writes where it does not know Shardy,
+    /// `stablehlo.mesh = {axes = [{name = "x", size = 2 : i64}], device_ids = dense<...>}`.
+    pub(super) fn add_mesh(&mut self, operation: &Operation<'a>) -> Result<()> {
+        let stated = match operation.attributes.get("stablehlo.mesh").map(|stated| &stated.value) {
+            Some(Value::Dictionary(fields)) => fields.clone(),
+            _ => return self.meshes.add(&mut self.parser, operation),
+        };
+        let mesh = self.mesh_of_fields(&stated, operation.position)?;
+        let name = operation.symbol(&["sym_name"])?.to_owned();
+        let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("\"{}\"={}", axis.name, axis.size)).collect();
+        let mut text = format!("[{}]", axes.join(", "));
+        if !mesh.device_ids.is_empty() {
+            let devices: Vec<String> = mesh.device_ids.iter().map(i64::to_string).collect();
+            text += &format!(", device_ids=[{}]", devices.join(", "));
+        }
+        let axes = mesh.axes.into_iter().map(|axis| (axis.name, axis.size)).collect();
+        self.meshes.0.push(ShardyMesh { name, axes, devices: mesh.device_ids, text });
+        Ok(())
+    }
+
     /// Groups of devices along axes of a mesh: `@mesh`, `#sdy.mesh<["x"=2]>` or
     /// `#stablehlo.mesh<axes = [<name = "x", size = 2>]>`.
     pub(super) fn mesh_groups(
@@ -434,14 +456,25 @@ impl<'a> Converter<'a, '_> {
     /// `axes = [<name = "x", size = 2>, <name = "y", size = 4>], device_ids = dense<[1, 0]> : tensor<2xi64>`
     fn stablehlo_mesh(&mut self, body: Span) -> Result<MeshProto> {
         let fields = self.parser.fields(body)?;
+        self.mesh_of_fields(&fields, body.start)
+    }
+
+    fn mesh_of_fields(&mut self, fields: &Attributes<'a>, position: usize) -> Result<MeshProto> {
         let mut mesh = MeshProto::default();
-        let Some(axes) = fields.get("axes") else { return fault(body.start, "expected the axes of a mesh") };
+        let Some(axes) = fields.get("axes") else { return fault(position, "expected the axes of a mesh") };
         for axis in axes.list("axes")? {
-            let own = self.parser.fields(dialect_body(axis)?)?;
+            let own = match &axis.value {
+                Value::Dictionary(own) => own.clone(),
+                _ => self.parser.fields(dialect_body(axis)?)?,
+            };
             let (Some(name), Some(size)) = (own.get("name"), own.get("size")) else {
                 return axis.fault("an axis", "<name = \"x\", size = 2>");
             };
-            mesh.axes.push(MeshAxis { name: name.string("name")?, size: size.integer("size")? });
+            let (name, size) = (name.string("name")?, size.integer("size")?);
+            if size < 1 {
+                return axis.fault("an axis", "a size from 1 on");
+            }
+            mesh.axes.push(MeshAxis { name, size });
         }
         if let Some(devices) = fields.get("device_ids") {
             mesh.device_ids = self.integers_of(devices, "device_ids")?;
@@ -451,7 +484,11 @@ impl<'a> Converter<'a, '_> {
 
     /// `#stablehlo.axis_ref<name = "x", sub_axis_info = (1)2>`
     fn axis_ref(&self, attribute: &Attribute<'a>, mesh: &MeshProto) -> Result<AxisRefProto> {
-        let mut lexer = self.parser.lexer.part(dialect_body(attribute)?);
+        let mut lexer = self.parser.lexer.part(match attribute.value {
+            // Its name alone.
+            Value::String(_) => attribute.span,
+            _ => dialect_body(attribute)?,
+        });
         if lexer.eat_word("name") {
             lexer.expect("=", "after \"name\"")?;
         }
