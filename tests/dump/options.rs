@@ -46,7 +46,7 @@ const READING: [(&str, &[&str]); 11] = [
 ];
 
 /// The options of reading an input: for each form of input, a value that does not apply to it; empty for a flag.
-const READING_OPTIONS: [(&str, &str, &str, Told); 21] = [
+const READING_OPTIONS: [(&str, &str, &str, Told); 23] = [
     ("--mesh", TEXT, "data=3", Refused("has 3 devices, but there are 8")),
     ("--mesh", TEXT, "data", Refused("--mesh: mesh \"data\": \"data\" is not an axis")),
     ("--mesh", NAMED, "tensor=4,data=2", Refused("the module names its mesh, data=2,fsdp=4; leave --mesh out")),
@@ -72,6 +72,8 @@ const READING_OPTIONS: [(&str, &str, &str, Told); 21] = [
     ("--pass", PROFILE, "spmd", Refused("--pass chooses a file of an XLA dump folder, and this is a profile")),
     ("--set", TEXT, "model.layers=1", Refused("--set is for run configs")),
     ("--set", CONFIG, "model.layrs=1", Refused("layers")),
+    ("--function", TEXT, "f", Refused("a function is chosen from StableHLO, and it is HLO text")),
+    ("--function", CONFIG, "f", Refused("--function chooses a function of StableHLO, and this is a run config")),
     ("--run-config", TEXT, "", Refused("this is not TOML")),
 ];
 

@@ -82,11 +82,14 @@ pub struct Reading {
     /// In a dump folder: the file whose name contains this text, such as a pass
     #[arg(long, value_name = "TEXT", help_heading = "Reading", conflicts_with = "stage")]
     pub pass: Option<String>,
+    /// In StableHLO with several functions: the one that is the program; by default @main, or the only public one
+    #[arg(long, value_name = "NAME", help_heading = "Reading")]
+    pub function: Option<String>,
     /// Overrides one key of a run config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
     pub set: Vec<String>,
     /// The input is a run config, whatever its name: for the standard input, and files that are not named .toml
-    #[arg(long, help_heading = "Reading", conflicts_with_all = ["mesh", "module", "pass"])]
+    #[arg(long, help_heading = "Reading", conflicts_with_all = ["mesh", "module", "pass", "function"])]
     pub run_config: bool,
     /// Overrides by which a command changes a run config; HLO has none.
     #[arg(skip)]

@@ -180,7 +180,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
         let text = String::from_utf8(bytes).ok().context("a run config is UTF-8 text, and this is not")?;
         return from_config(&text, name, reading);
     }
-    let found = read::read(&bytes, &streams::limits());
+    let found = read::read_function(&bytes, &streams::limits(), reading.function.as_deref());
     drop(waiting);
     match found {
         Ok(found) => from_hlo(found, name, reading, || Ok(None)),
@@ -215,7 +215,9 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
         (None, Some(wanted)) => bail!("--module {wanted}: the profile has no such program; it has {}", names()),
         (None, None) => bail!("no event of the profile says its program; choose one with --module: {}", names()),
     };
-    let found = read::read(program.bytes, &streams::limits()).with_context(|| program.name.to_owned())?;
+    let function = reading.function.as_deref();
+    let found =
+        read::read_function(program.bytes, &streams::limits(), function).with_context(|| program.name.to_owned())?;
     let id = program.id;
     let reading = Reading { module: None, ..reading.clone() };
     let loaded = from_hlo(found, name, &reading, || Ok(None))?;
@@ -257,7 +259,8 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let bytes = read_all(&chosen.file)?;
     let name = chosen.file.display().to_string();
     let waiting = busy(&name, bytes.len());
-    let mut found = read::read(&bytes, &streams::limits()).with_context(|| name.clone())?;
+    let function = reading.function.as_deref();
+    let mut found = read::read_function(&bytes, &streams::limits(), function).with_context(|| name.clone())?;
     drop(waiting);
     // The text states the number of devices; the proto beside it has the buffers.
     if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
@@ -350,6 +353,9 @@ fn mesh_for(text: &str, devices: u64) -> Result<Mesh> {
 }
 
 fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
+    if reading.function.is_some() {
+        bail!("--function chooses a function of StableHLO, and this is a run config");
+    }
     if reading.mesh.is_some() {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }

@@ -105,6 +105,9 @@ pub enum ReadError {
     /// Compressed data that is broken.
     #[error("it is compressed by gzip, and cannot be decompressed: {reason}")]
     Gzip { reason: String },
+    /// A form that has no functions to choose from.
+    #[error("a function is chosen from StableHLO, and it is {form}; leave --function out")]
+    NoFunctions { form: &'static str },
     /// Calls that are nested too deep.
     #[error(
         "its computations call each other more than {limit} deep, at %{computation}; `read::Limits::call_depth`, or \
@@ -132,10 +135,21 @@ const RAISE: &str = "`read::Limits`, or --max-size of hlo-dump, raises it";
 /// # Errors
 /// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
 pub fn read(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
+    read_function(bytes, limits, None)
+}
+
+/// Like [`read()`], of StableHLO with several functions the one of this name as the program.
+///
+/// # Errors
+/// As of [`read()`]; or there is no such function.
+pub fn read_function(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
     let found = match bytes.starts_with(&[0x1f, 0x8b]) {
-        true => read_plain(&decompress(bytes, limits)?, limits),
-        false => read_plain(bytes, limits),
+        true => read_plain(&decompress(bytes, limits)?, limits, function),
+        false => read_plain(bytes, limits, function),
     }?;
+    if function.is_some() && found.form != Form::StableHlo {
+        return Err(ReadError::NoFunctions { form: found.form.name() });
+    }
     check_depth(&found.module, limits.call_depth)?;
     Ok(found)
 }
@@ -198,7 +212,7 @@ fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {
     }
 }
 
-fn read_plain(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
+fn read_plain(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
     // Some editors begin UTF-8 with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let size = bytes.len() as u64;
@@ -213,7 +227,7 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
     }
     match form::of(bytes) {
         Some(form) => read_proto(bytes, form, limits),
-        None => read_text(bytes, limits),
+        None => read_text(bytes, limits, function),
     }
 }
 
@@ -224,7 +238,7 @@ fn of_text(limits: &Limits) -> parse::TextLimits {
     parse::TextLimits { memory_ratio, memory_bytes, ..parse::TextLimits::default() }
 }
 
-fn read_text(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
+fn read_text(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
     // A text that is cut off or damaged in the middle is still text, and the parser says where it breaks.
     let start = &bytes[..bytes.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
@@ -240,8 +254,8 @@ fn read_text(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
     }
     let (form, parsed) = if is_hlo_text(start) {
         (Form::Text, parse::parse_bytes(bytes, &of_text(limits)))
-    } else if stablehlo::read::is_mlir(start) {
-        (Form::StableHlo, stablehlo::read::read_with(bytes, &of_text(limits)))
+    } else if stablehlo::read::is_mlir(bytes) {
+        (Form::StableHlo, stablehlo::read::read_function(bytes, &of_text(limits), function))
     } else {
         let first = readable.trim_start();
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();

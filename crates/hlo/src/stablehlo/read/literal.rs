@@ -64,18 +64,7 @@ pub(super) fn elements(lexer: Lexer<'_>, body: Span, shape: &ShapeProto) -> Resu
     let mut bytes = Vec::new();
     match lexer.peek() {
         Some(b'"') => {
-            let data = hexadecimal(&mut lexer)?;
-            // MLIR packs truth values eight a byte, in newer versions it does not.
-            let packed = element == PrimitiveType::Pred && data.len() == count.div_ceil(8);
-            let is_splat = data.len() == format.size && count != 1 && !packed;
-            match packed {
-                true => bytes.extend((0..count).map(|at| data[at / 8] >> (at % 8) & 1)),
-                false => bytes = data,
-            }
-            if !is_splat && count.checked_mul(format.size) != Some(bytes.len()) {
-                return fault(start, format!("the constant has {} bytes for {count} elements", bytes.len()));
-            }
-            return Ok(Some(Elements { element, bytes, is_splat }));
+            return of_bytes(hexadecimal(&mut lexer)?, &format, count, start).map(Some);
         }
         Some(b'[') => list(&mut lexer, &format, &shape.dimensions, &mut bytes)?,
         None if count == 0 => {}
@@ -91,6 +80,34 @@ pub(super) fn elements(lexer: Lexer<'_>, body: Span, shape: &ShapeProto) -> Resu
         return lexer.unexpected("the end of the constant");
     }
     Ok(Some(Elements { element, bytes, is_splat: false }))
+}
+
+/// Reads the elements of a resource, `"0x040000000000803F"`: after the four bytes of an alignment.
+pub(super) fn resource(lexer: Lexer<'_>, text: Span, shape: &ShapeProto) -> Result<Elements> {
+    let format = Format::of(PrimitiveType::try_from(shape.element_type).unwrap_or_default());
+    let Some(count) = element_count(shape).filter(|count| *count <= MOST) else {
+        return fault(text.start, format!("the constant has more than {MOST} elements"));
+    };
+    let data = hexadecimal(&mut lexer.part(text))?;
+    match data.get(4..) {
+        Some(data) => of_bytes(data.to_vec(), &format, count, text.start),
+        None => fault(text.start, "a resource begins with the four bytes of its alignment"),
+    }
+}
+
+fn of_bytes(data: Vec<u8>, format: &Format, count: usize, start: usize) -> Result<Elements> {
+    let element = format.element;
+    // MLIR packs truth values eight a byte, in newer versions it does not.
+    let packed = element == PrimitiveType::Pred && data.len() == count.div_ceil(8);
+    let is_splat = data.len() == format.size && count != 1 && !packed;
+    let bytes = match packed {
+        true => (0..count).map(|at| data[at / 8] >> (at % 8) & 1).collect(),
+        false => data,
+    };
+    if !is_splat && count.checked_mul(format.size) != Some(bytes.len()) {
+        return fault(start, format!("the constant has {} bytes for {count} elements", bytes.len()));
+    }
+    Ok(Elements { element, bytes, is_splat })
 }
 
 /// `"0x0000803F"`

@@ -1,9 +1,10 @@
 //! Ops that move a window over their operands.
 
 use super::super::attribute::Value;
-use super::super::lexer::Lexer;
+use super::super::lexer::{Lexer, Span};
 use super::super::operation::Operation;
 use super::body::Sites;
+use super::dimensions::Numbers;
 use super::{Conversion, Rule};
 use crate::parse::{Result, fault};
 use crate::proto::{ConvolutionDimensionNumbers, Window, WindowDimension};
@@ -119,12 +120,31 @@ fn dimension_numbers(mut lexer: Lexer<'_>) -> Result<ConvolutionDimensionNumbers
     })
 }
 
+/// `raw input_batch_dimension = 0, input_spatial_dimensions = [1, 2], ...`
+fn raw_numbers(numbers: &Numbers) -> ConvolutionDimensionNumbers {
+    ConvolutionDimensionNumbers {
+        input_batch_dimension: numbers.one("input_batch_dimension"),
+        input_feature_dimension: numbers.one("input_feature_dimension"),
+        input_spatial_dimensions: numbers.list("input_spatial_dimensions"),
+        kernel_input_feature_dimension: numbers.one("kernel_input_feature_dimension"),
+        kernel_output_feature_dimension: numbers.one("kernel_output_feature_dimension"),
+        kernel_spatial_dimensions: numbers.list("kernel_spatial_dimensions"),
+        output_batch_dimension: numbers.one("output_batch_dimension"),
+        output_feature_dimension: numbers.one("output_feature_dimension"),
+        output_spatial_dimensions: numbers.list("output_spatial_dimensions"),
+    }
+}
+
 fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let attribute = operation.required(&["dimension_numbers", "dim_numbers"])?;
     // The short form has them outside of brackets of their own.
     let span = if let Value::Dialect { body, .. } = attribute.value { body } else { attribute.span };
-    let numbers = dimension_numbers(op.converter.parser.lexer.part(span))?;
+    let mut lexer = op.converter.parser.lexer.part(span);
+    let numbers = match lexer.eat_word("raw") {
+        true => raw_numbers(&op.numbers_in(Span { start: lexer.here(), end: span.end })?),
+        false => dimension_numbers(lexer)?,
+    };
     let stated = match operation.attributes.get("window") {
         Some(window) => {
             let Value::Dictionary(fields) = &window.value else {
