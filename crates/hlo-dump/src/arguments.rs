@@ -326,6 +326,15 @@ pub struct Report {
 }
 
 #[derive(Args)]
+pub struct Lock {
+    #[command(flatten)]
+    pub input: Input,
+    /// The file; by default the standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Args)]
 pub struct Check {
     #[command(flatten)]
     pub input: Input,
@@ -370,6 +379,9 @@ pub struct Check {
     /// With --deny replication: the smallest parameter that counts; by default 64KiB
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub replicated_bytes: Option<u64>,
+    /// Compares with what `hlo-dump lock` wrote: nothing may be sent more often, nothing more be sent or held
+    #[arg(long, value_name = "FILE", help_heading = "Limits")]
+    pub lock: Option<PathBuf>,
     /// Checks a program that XLA has yet to partition, with its global shapes and without the collectives to come
     #[arg(long, help_heading = "Limits")]
     pub allow_unpartitioned: bool,
