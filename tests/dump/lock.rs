@@ -45,9 +45,18 @@ fn what_got_worse_is_said_in_words() {
     assert_eq!(check(&text).status, 0);
     let gather = "all-gather\tfsdp\t2\t4608";
     for (change, words) in [
-        (text.replace(gather, "all-gather\tfsdp\t1\t2304"), "runs 2 times and sends 4.50 KiB (4,608), and before runs 1 time"),
-        (text.replace(gather, "all-gather\tdata\t2\t4608"), "new: all-gather over fsdp (foreign_programs.py, jit(fsdp_mlp)/jvp(mlp)), which runs 2 times"),
-        (text.replace("peak\t15028", "peak\t15000"), "the peak of memory is 14.7 KiB (15,028), and was 14.6 KiB (15,000)"),
+        (
+            text.replace(gather, "all-gather\tfsdp\t1\t2304"),
+            "runs 2 times and sends 4.50 KiB (4,608), and before runs 1 time",
+        ),
+        (
+            text.replace(gather, "all-gather\tdata\t2\t4608"),
+            "new: all-gather over fsdp (foreign_programs.py, jit(fsdp_mlp)/jvp(mlp)), which runs 2 times",
+        ),
+        (
+            text.replace("peak\t15028", "peak\t15000"),
+            "the peak of memory is 14.7 KiB (15,028), and was 14.6 KiB (15,000)",
+        ),
     ] {
         let ran = check(&change);
         assert_eq!(ran.status, 1, "{change}\n{}{}", ran.out, ran.err);
@@ -71,7 +80,10 @@ fn locks_that_cannot_be_compared_are_refused() {
         fs::write(path, text).expect("a file");
         [&["check", STEP, "--lock", path], &MESH[..]].concat()
     };
-    check_refused(&check(&text.replace("data=2,fsdp=4", "data=4,fsdp=2")), "the lock is of 8 devices, mesh data=4,fsdp=2");
+    check_refused(
+        &check(&text.replace("data=2,fsdp=4", "data=4,fsdp=2")),
+        "the lock is of 8 devices, mesh data=4,fsdp=2",
+    );
     check_refused(&check("HloModule step"), "the first line is not \"# hlo-dump lock 1\"");
     check_refused(&check(&text.replace("\t4608", "\tmany")), "traffic.lock:5: this is no line of a lock");
     check_refused(&check(&text.replace("peak\t", "peak ")), "traffic.lock:4: this is no line of a lock");

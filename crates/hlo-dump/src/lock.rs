@@ -21,9 +21,10 @@ const FIRST_LINE: &str = "# hlo-dump lock 1";
 /// The traffic and memory of a program.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Lock {
-    #[serde(rename = "locked_devices")]
-    devices: String,
-    #[serde(rename = "locked_mesh")]
+    #[serde(skip)]
+    devices: u64,
+    /// `-` if no mesh is known.
+    #[serde(skip)]
     mesh: String,
     /// The bytes that a device needs.
     peak: u64,
@@ -96,7 +97,7 @@ impl Lock {
             (origin, sent)
         };
         Ok(Lock {
-            devices: loaded.devices.count().to_string(),
+            devices: loaded.device_count(),
             mesh: loaded.mesh.as_ref().map_or("-".to_owned(), ToString::to_string),
             peak: memory::most(loaded)?.0,
             collectives: collectives.into_iter().map(sum).collect(),
@@ -123,7 +124,7 @@ impl Lock {
         if lines.next().is_none_or(|(line, _)| line.trim_end() != FIRST_LINE) {
             bail!("--lock {name}: the first line is not \"{FIRST_LINE}\"; `hlo-dump lock INPUT -o FILE` writes one");
         }
-        let mut lock = Lock { devices: String::new(), mesh: String::new(), peak: 0, collectives: BTreeMap::new() };
+        let mut lock = Lock { devices: 0, mesh: String::new(), peak: 0, collectives: BTreeMap::new() };
         for (line, number) in lines.filter(|(line, _)| !line.trim().is_empty() && !line.starts_with('#')) {
             lock.add(line).ok_or_else(|| {
                 anyhow!("--lock {name}:{number}: this is no line of a lock: {line:?}; write the file anew with `hlo-dump lock`")
@@ -136,7 +137,7 @@ impl Lock {
     fn add(&mut self, line: &str) -> Option<()> {
         let amount = |text: &str| if text == "?" { Some(None) } else { text.parse().ok().map(Some) };
         match line.split('\t').collect::<Vec<_>>()[..] {
-            ["devices", devices] => self.devices = devices.to_owned(),
+            ["devices", devices] => self.devices = devices.parse().ok()?,
             ["mesh", mesh] => self.mesh = mesh.to_owned(),
             ["peak", peak] => self.peak = peak.parse().ok()?,
             [kind, axes, executions, bytes, scope, function] => {
