@@ -96,3 +96,26 @@ fn scopes_select_costs() {
         ["show", "tests/foreign/fsdp_mlp.partitioned.txt", "--json", "--computation", entry.as_str().expect("a name")];
     assert_eq!(run(&one).json()["computations"].as_array().map(Vec::len), Some(1));
 }
+
+#[test]
+fn what_is_passed_over_is_said() {
+    let text = UNKNOWN.replace("body=body, condition=condition", "body=body, flux={1, 2}, condition=condition");
+    let ran = |text: &str| with_input(&["collectives", "-"], text.as_bytes());
+    let (plain, newer) = (ran(UNKNOWN), ran(&text));
+    assert_eq!((newer.status, &newer.out), (0, &plain.out));
+    assert!(newer.err.contains("note: passed over, as not known here: attribute flux of while"), "{}", newer.err);
+    assert!(!plain.err.contains("passed over"), "{}", plain.err);
+}
+
+/// The text of a newer XLA may have what cannot be read, and the proto beside it be readable.
+#[test]
+fn a_dump_folder_is_read_by_either_form() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = support::path("tests/foreign/xla_dump");
+    const NAME: &str = "module_0012.jit_f.cpu_after_optimizations";
+    std::fs::copy(from.join(format!("{NAME}.hlo.pb")), folder.path().join(format!("{NAME}.hlo.pb"))).expect("a copy");
+    std::fs::write(folder.path().join(format!("{NAME}.txt")), "HloModule jit_f, flux\n").expect("a file");
+    let ran = run(&["collectives", folder.path().to_str().expect("a path")]);
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    assert!(ran.err.contains("note: the proto beside it is read instead"), "{}", ran.err);
+}

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
 use crate::folder;
-use crate::output::{BOLD, Busy, WARN, line, paint, plural};
+use crate::output::{BOLD, Busy, WARN, line, note, paint, plural};
 use crate::run::{ConfigRun, Reader, missing};
 use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
@@ -260,15 +260,20 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let name = chosen.file.display().to_string();
     let waiting = busy(&name, bytes.len());
     let function = reading.function.as_deref();
-    let mut found = read::read_function(&bytes, &streams::limits(), function).with_context(|| name.clone())?;
+    let found = read::read_function(&bytes, &streams::limits(), function).with_context(|| name.clone());
+    let beside = chosen.proto.as_ref().filter(|_| found.as_ref().map_or(true, |found| found.buffers.is_none()));
+    let beside = beside.map(|proto| Ok::<_, anyhow::Error>(read::read(&read_all(proto)?, &streams::limits()).ok()));
     drop(waiting);
     // The text states the number of devices; the proto beside it has the buffers.
-    if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
-        && let Ok(beside) = read::read(&read_all(&proto)?, &streams::limits())
-    {
+    let found = match (found, beside.transpose()?.flatten()) {
         // The buffers refer to instructions by the proto's ids.
-        (found.module, found.buffers) = (beside.module, beside.buffers);
-    }
+        (Ok(found), Some(beside)) => read::ReadModule { form: found.form, config: found.config, ..beside },
+        (Err(error), Some(beside)) => {
+            note(&format!("the proto beside it is read instead: {error:#}"));
+            beside
+        }
+        (found, None) => found?,
+    };
     // A compiled module does not state its mesh.
     let mesh_before = || {
         let Some(unoptimized) = &chosen.unoptimized else { return Ok(None) };
@@ -299,7 +304,10 @@ fn from_hlo(
     if !reading.set.is_empty() {
         bail!("--set is for run configs, and this is {}", found.form.name());
     }
-    let read::ReadModule { module, config, buffers, form } = found;
+    let read::ReadModule { module, config, buffers, form, passed_over } = found;
+    if !passed_over.is_empty() {
+        note(&format!("passed over, as not known here: {passed_over}"));
+    }
     let devices = device_count(&module, config.as_ref());
     let count = devices.replicas.saturating_mul(devices.partitions);
     let named = mesh_of(&module).map_or_else(mesh_before, |mesh| Ok(Some(mesh)))?;

@@ -23,6 +23,7 @@ use rustc_hash::FxHashMap;
 
 pub use super::limits::Limits;
 use super::parse::{self, ParseError};
+use super::passed_over::PassedOver;
 use super::proto::{
     BufferAssignmentProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig, HloProto, HloSnapshot,
     HloUnoptimizedSnapshot,
@@ -61,6 +62,8 @@ pub struct ReadModule {
     pub buffers: Option<BufferAssignmentProto>,
     /// The form.
     pub form: Form,
+    /// What the reader does not know, and passed over.
+    pub passed_over: PassedOver,
 }
 
 /// The reason why something cannot be read as HLO.
@@ -239,8 +242,10 @@ fn of_text(limits: &Limits) -> parse::TextLimits {
 }
 
 fn read_text(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
+    // Any length of comments may precede the language.
+    let start = Some(after_comments(bytes)).filter(|start| !start.is_empty()).unwrap_or(bytes);
     // A text that is cut off or damaged in the middle is still text, and the parser says where it breaks.
-    let start = &bytes[..bytes.len().min(4096)];
+    let start = &start[..start.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
         Ok(text) => text,
         Err(error) if error.valid_up_to() > start.len().saturating_sub(4) || is_hlo_text(start) => {
@@ -252,35 +257,58 @@ fn read_text(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<Re
         let start = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
         return Err(ReadError::OtherBytes { bytes: bytes.len(), start });
     }
+    let mut passed_over = PassedOver::default();
     let (form, parsed) = if is_hlo_text(start) {
-        (Form::Text, parse::parse_bytes(bytes, &of_text(limits)))
+        (Form::Text, parse::parse_noting(bytes, &of_text(limits), &mut passed_over))
     } else if stablehlo::read::is_mlir(bytes) {
         (Form::StableHlo, stablehlo::read::read_function(bytes, &of_text(limits), function))
+    } else if is_computation(start) {
+        (Form::Text, parse::parse_noting(bytes, &of_text(limits), &mut passed_over))
     } else {
         let first = readable.trim_start();
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
     };
     let HloModuleProtoWithConfig { hlo_module, config } = parsed.map_err(Box::new)?;
-    Ok(ReadModule { module: hlo_module.unwrap_or_default(), config, buffers: None, form })
+    Ok(ReadModule { module: hlo_module.unwrap_or_default(), config, buffers: None, form, passed_over })
 }
 
 /// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser
-/// takes too.
-fn is_hlo_text(mut text: &[u8]) -> bool {
+/// takes too. A computation whose name has no sign before it is told by [`is_computation`].
+fn is_hlo_text(text: &[u8]) -> bool {
+    matches!(first_word(text), b"HloModule" | b"ENTRY") || text.starts_with(b"%")
+}
+
+/// Whether text begins with the name of a computation, and goes on with its signature or its instructions.
+fn is_computation(text: &[u8]) -> bool {
+    let name = first_word(text);
+    let has = |words: &[u8]| memchr::memmem::find(text, words).is_some();
+    match text[name.len()..].trim_ascii_start().first() {
+        Some(b'{') => !name.is_empty() && has(b" = ") && has(b"["),
+        Some(b'(') => !name.is_empty() && has(b"->") && has(b"["),
+        _ => false,
+    }
+}
+
+fn first_word(text: &[u8]) -> &[u8] {
+    let is_letter = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    &text[..text.iter().take_while(|byte| is_letter(byte)).count()]
+}
+
+/// The text from after white space and comments on.
+fn after_comments(mut text: &[u8]) -> &[u8] {
     loop {
         text = text.trim_ascii_start();
         let skipped = match text {
-            [b'/', b'/', rest @ ..] => rest.iter().position(|&byte| byte == b'\n'),
-            [b'/', b'*', rest @ ..] => rest.windows(2).position(|pair| pair == b"*/").map(|at| at + 2),
-            _ => break,
+            [b'/', b'/', rest @ ..] => memchr::memchr(b'\n', rest),
+            [b'/', b'*', rest @ ..] => memchr::memmem::find(rest, b"*/").map(|at| at + 2),
+            _ => return text,
         };
         match skipped {
             Some(skipped) => text = &text[2 + skipped..],
-            None => return false,
+            None => return text,
         }
     }
-    text.starts_with(b"HloModule") || text.starts_with(b"ENTRY ") || text.starts_with(b"%")
 }
 
 fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<ReadModule, ReadError> {
@@ -310,5 +338,5 @@ fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<ReadModule, R
         Form::UnoptimizedSnapshot => (HloUnoptimizedSnapshot::decode(bytes).map_err(broken)?.hlo_module, None, None),
     };
     let module = module.ok_or(ReadError::NoModule { form: form.name() })?;
-    Ok(ReadModule { module, config, buffers, form })
+    Ok(ReadModule { module, config, buffers, form, passed_over: PassedOver::default() })
 }
