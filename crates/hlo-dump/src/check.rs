@@ -66,6 +66,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     let loaded = load_one_device(arguments, needs_rates)?;
     let found = collectives::of(&loaded);
+    collectives::uncounted_text(&found.uncounted).iter().for_each(|text| output::note(text));
     let mut checks = amounts(arguments, &found, &loaded)?;
     let ahead = || ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;

@@ -129,7 +129,7 @@ impl Loaded {
     /// Returns a warning that the module is not the program of one device, with the way to that program; `None` if it
     /// is.
     pub fn unpartitioned(&self) -> Option<String> {
-        let Partitioning::Pending { instruction } = &self.partitioning else { return None };
+        let Partitioning::Pending { instruction, along } = &self.partitioning else { return None };
         let partitioned = match (&self.run, self.stage) {
             (Some(_), Some(Stage::Partitioned)) => "XLA partitions it: take --stage compiled".to_owned(),
             (Some(_), _) => "take --stage partitioned".to_owned(),
@@ -139,8 +139,19 @@ impl Loaded {
                 self.argument()
             ),
         };
+        let along = match along.as_deref() {
+            None => {
+                return Some(format!(
+                    "not partitioned yet: global shapes (such as that of %{instruction}), and collectives are missing; \
+                     {partitioned}"
+                ));
+            }
+            Some([]) => "some axes of the mesh".to_owned(),
+            Some(axes) => axes.join(","),
+        };
         Some(format!(
-            "not partitioned yet: global shapes (such as that of %{instruction}), and collectives are missing; {partitioned}"
+            "not partitioned yet along {along}: shapes (such as that of %{instruction}) are whole along it, so bytes and \
+             operations are too high, and collectives over it are missing; {partitioned}"
         ))
     }
 }
