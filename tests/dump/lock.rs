@@ -21,7 +21,7 @@ fn a_lock_has_a_line_for_each_origin() {
                     devices\t8\n\
                     mesh\tdata=2,fsdp=4\n\
                     peak\t15028\n\
-                    all-gather\tfsdp\t2\t4608\tjit(fsdp_mlp)/jvp(mlp)\tforeign_programs.py\n";
+                    all-gather\tfsdp\t2\t4608\tjit(fsdp_mlp)/jvp(mlp)\tforeign_programs.py:constrained\n";
     let found = lock(STEP);
     assert!(found.starts_with(expected), "{found}");
     assert_eq!(found.lines().count(), 6, "{found}");
@@ -51,7 +51,7 @@ fn what_got_worse_is_said_in_words() {
         ),
         (
             text.replace(gather, "all-gather\tdata\t2\t4608"),
-            "new: all-gather over fsdp (foreign_programs.py, jit(fsdp_mlp)/jvp(mlp)), which runs 2 times",
+            "new: all-gather over fsdp (foreign_programs.py:constrained, jit(fsdp_mlp)/jvp(mlp)), which runs 2 times",
         ),
         (
             text.replace("peak\t15028", "peak\t15000"),

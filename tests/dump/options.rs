@@ -31,7 +31,7 @@ enum Told {
 use Told::{Found, Refused, Said};
 
 /// The commands that read any input, and the arguments that they need after it.
-const READING: [(&str, &[&str]); 11] = [
+const READING: [(&str, &[&str]); 12] = [
     ("show", &[]),
     ("collectives", &[]),
     ("traffic", &["--over", "data"]),
@@ -40,6 +40,7 @@ const READING: [(&str, &[&str]); 11] = [
     ("explain", &["parameters"]),
     ("diff", &[TEXT]),
     ("report", &["-o", "no/such/folder/page.html"]),
+    ("lock", &[]),
     ("check", &["--max-memory", "1GiB"]),
     ("compile", &["--target", "cpu:8"]),
     ("bisect", &[]),
@@ -228,6 +229,8 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ),
     ("check", "--chip", &[SCHEDULED, "--min-overlap", "0.9", "--chip", "v5q"], Refused("no chip is called \"v5q\"")),
     ("check", "--chip", &[TEXT, "--max-memory", "1GiB", "--chip", "v5p"], Refused("--min-overlap <[AXIS=]SHARE>")),
+    ("lock", "--output", &[TEXT, "--output", "no/such/folder/x.lock"], Refused("cannot write no/such/folder/x.lock")),
+    ("check", "--lock", &[TEXT, "--lock", TEXT], Refused("the first line is not \"# hlo-dump lock 1\"")),
     ("check", "--deny", &[TEXT, "--deny", "colectives-in-loops"], Refused("did you mean \"collectives-in-loops\"?")),
     ("check", "--deny", &[TEXT, "--deny", "all-gathr=fsdp"], Refused("did you mean \"all-gather\"?")),
     (
