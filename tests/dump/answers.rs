@@ -122,7 +122,7 @@ fn a_dump_folder_is_read_by_either_form() {
     assert!(ran.err.contains("note: the proto beside it is read instead"), "{}", ran.err);
 }
 
-/// A program that is manual along some axes is not the program of one device, and is told from one of which nothing is.
+/// A program that is manual along some axes is not the program of one device, nor one that is not partitioned at all.
 #[test]
 fn a_program_that_is_manual_in_part_is_not_partitioned() {
     const PART: &str = r#"module @part attributes {mhlo.num_partitions = 8 : i32} {

@@ -62,7 +62,7 @@ fn what_got_worse_is_said_in_words() {
         assert_eq!(ran.status, 1, "{change}\n{}{}", ran.out, ran.err);
         assert!(ran.out.contains(words), "{words}\n{}", ran.out);
     }
-    // What got better is no violation, but worth a new lock.
+    // A better program breaks nothing, but is worth a new lock.
     let ran = check(&text.replace(gather, "all-gather\tfsdp\t3\t6912"));
     assert_eq!(ran.status, 0, "{}", ran.out);
     assert!(ran.err.contains("better than the lock") && ran.err.contains("and before runs 3 times"), "{}", ran.err);

@@ -95,7 +95,7 @@ ENTRY main {
     assert_eq!(seen, [("ragged-all-to-all", Some(4), bytes, 1), ("collective-broadcast", Some(4), bytes, 1)]);
 }
 
-/// The forms in which JAX writes collectives that XLA makes of custom calls; and custom calls that nobody knows.
+/// The forms in which JAX writes collectives that XLA makes of custom calls; and unknown custom calls.
 #[test]
 fn custom_calls_communicate() {
     let call = |name: &str, operands: &str, target: &str, more: &str| {

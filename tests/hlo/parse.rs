@@ -400,7 +400,7 @@ fn elements_of_tuples_stand_as_operands() {
     }
 }
 
-/// What XLA of late 2026 prints prints again unchanged.
+/// Text of XLA of late 2026 prints again unchanged.
 #[test]
 fn newer_attributes_read_and_print_the_same() {
     let lines = [
@@ -538,7 +538,7 @@ fn unknown_attributes_are_passed_over() {
     assert!(found.to_string().ends_with(" and 984 more"), "{found}");
 }
 
-/// Of every beginning of a text it is said that more should follow.
+/// The reader says of every beginning of a text that more should follow.
 #[test]
 fn a_text_that_stops_is_called_so() {
     let text = "HloModule m, entry_computation_layout={(f32[4]{0}, s32[2]{0})->f32[4]{0}}\n\n\

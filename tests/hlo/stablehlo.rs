@@ -329,7 +329,7 @@ fn the_program_is_main_or_the_one_that_is_asked_for() {
     assert!(message.contains("there is no function @hh; there are @f, @g, @h"), "{message}");
     assert_eq!(entry(&format!("module {{ {} {} }}", negate("@f"), negate("@main")), None), Ok("main".to_owned()));
     assert_eq!(entry(&format!("module {{ {} {} }}", negate("@f"), negate("private @g")), None), Ok("f".to_owned()));
-    // What has no body is declared only, and other ops beside functions say nothing of the program.
+    // A function without a body is declared only, and other ops beside functions say nothing of the program.
     let declared = format!(
         "module  {{ func.func private @d(tensor<f32> {{a.b = 1 : i32}}) -> tensor<f32>\n \"a.b\"() : () -> ()\n {} }}",
         negate("@f")

@@ -60,7 +60,7 @@ impl MeshAxes {
     }
 
     /// Returns the axes along which the results of a border are one device's part, from those of its operands.
-    pub(super) fn into_manual(&self, border: &HloInstructionProto, around: ManualAxes) -> ManualAxes {
+    pub(super) fn entering_manual(&self, border: &HloInstructionProto, around: ManualAxes) -> ManualAxes {
         let Some((added, mesh)) = self.stated(border) else {
             return self.of_value(border).unwrap_or(ManualAxes::ALL);
         };

@@ -169,7 +169,7 @@ fn first_global<'a>(module: &Module<'a>, meshes: &MeshAxes) -> Option<(&'a HloIn
             let operands = it.operand_ids.iter().filter_map(|&id| regions.get(computation.position(id)?).copied());
             let around = operands.fold(Region::Any, Region::join);
             let region = match (Border::of(it), it.opcode.as_str()) {
-                (Some(Border::IntoManual), _) => Region::Manual(meshes.into_manual(it, around.axes())),
+                (Some(Border::IntoManual), _) => Region::Manual(meshes.entering_manual(it, around.axes())),
                 (Some(Border::OutOfManual), _) => Region::Manual(meshes.out_of_manual(it, around.axes())),
                 (_, "parameter") if !is_manual(it) => parameters,
                 // A value computed from nothing joins the values that it is used with.

@@ -11,7 +11,7 @@ use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
 use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
-use crate::lock::Lock;
+use crate::lock::TrafficLock;
 use crate::output::{self, BAD, GOOD, line, paint};
 use crate::{memory, overlap, replication};
 
@@ -89,7 +89,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         checks.push(Verdict { limit: format!("--deny {text}"), passed: violations.is_empty(), violations });
     }
     if let Some(path) = &arguments.lock {
-        let [worse, better] = Lock::read(path)?.compare(&Lock::of(&loaded)?)?;
+        let [worse, better] = TrafficLock::read(path)?.compare(&TrafficLock::of(&loaded)?)?;
         checks.push(Verdict {
             limit: format!("--lock {}", path.display()),
             passed: worse.is_empty(),

@@ -20,7 +20,7 @@ const FIRST_LINE: &str = "# hlo-dump lock 1";
 
 /// The traffic and memory of a program.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Lock {
+pub struct TrafficLock {
     #[serde(skip)]
     devices: u64,
     /// `-` if no mesh is known.
@@ -42,7 +42,7 @@ struct Origin {
     function: String,
 }
 
-/// What all collectives of an origin do together: at most, and nothing where it is not known.
+/// The sums over all collectives of an origin: at most, and nothing where they are not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Sent {
     executions: Option<u64>,
@@ -63,7 +63,7 @@ fn as_rows<S: Serializer>(collectives: &BTreeMap<Origin, Sent>, serializer: S) -
 
 pub fn run(arguments: &arguments::Lock, json: bool) -> Result<()> {
     let loaded = load(&arguments.input)?;
-    let lock = Lock::of(&loaded)?;
+    let lock = TrafficLock::of(&loaded)?;
     if json {
         return output::json("hlo-dump/lock", &loaded.found(&lock));
     }
@@ -79,9 +79,9 @@ pub fn run(arguments: &arguments::Lock, json: bool) -> Result<()> {
     Ok(())
 }
 
-impl Lock {
+impl TrafficLock {
     /// The lock of a program.
-    pub fn of(loaded: &Loaded) -> Result<Lock> {
+    pub fn of(loaded: &Loaded) -> Result<TrafficLock> {
         if let Some(warning) = loaded.unpartitioned() {
             bail!("{}: {warning}; a lock is of the program of one device", loaded.name);
         }
@@ -96,7 +96,7 @@ impl Lock {
             let sent = Sent { executions: all.execution_bounds().most, moved_bytes: all.moved_bounds().most };
             (origin, sent)
         };
-        Ok(Lock {
+        Ok(TrafficLock {
             devices: loaded.device_count(),
             mesh: loaded.mesh.as_ref().map_or("-".to_owned(), ToString::to_string),
             peak: memory::most(loaded)?.0,
@@ -116,15 +116,15 @@ impl Lock {
         text
     }
 
-    /// Reads a file that [`Lock::text`] wrote.
-    pub fn read(path: &Path) -> Result<Lock> {
+    /// Reads a file that [`TrafficLock::text`] wrote.
+    pub fn read(path: &Path) -> Result<TrafficLock> {
         let name = path.display();
         let text = std::fs::read_to_string(path).with_context(|| format!("--lock: cannot read {name}"))?;
         let mut lines = text.lines().zip(1usize..);
         if lines.next().is_none_or(|(line, _)| line.trim_end() != FIRST_LINE) {
             bail!("--lock {name}: the first line is not \"{FIRST_LINE}\"; `hlo-dump lock INPUT -o FILE` writes one");
         }
-        let mut lock = Lock { devices: 0, mesh: String::new(), peak: 0, collectives: BTreeMap::new() };
+        let mut lock = TrafficLock { devices: 0, mesh: String::new(), peak: 0, collectives: BTreeMap::new() };
         for (line, number) in lines.filter(|(line, _)| !line.trim().is_empty() && !line.starts_with('#')) {
             lock.add(line).ok_or_else(|| {
                 anyhow!("--lock {name}:{number}: this is no line of a lock: {line:?}; write the file anew with `hlo-dump lock`")
@@ -154,7 +154,7 @@ impl Lock {
     ///
     /// # Errors
     /// The locks are of other devices, so that they cannot be compared.
-    pub fn compare(&self, after: &Lock) -> Result<[Vec<String>; 2]> {
+    pub fn compare(&self, after: &TrafficLock) -> Result<[Vec<String>; 2]> {
         if (&self.devices, &self.mesh) != (&after.devices, &after.mesh) {
             bail!(
                 "the lock is of {} devices, mesh {}, and the program of {}, mesh {}; write it anew, or name the mesh as \

@@ -1,4 +1,4 @@
-//! What a reader has passed over: the parts of a text that it does not know and that no analysis asks for.
+//! The parts of a text that a reader does not know and that no analysis asks for.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::fmt;
 const MOST_NAMED: usize = 16;
 const MOST_LETTERS: usize = 80;
 
-/// What was passed over, and how often each. Its `Display` is one line: `attribute a of add (3 times), field b of
+/// The kinds of parts that a reader passed over, and how often each. Its `Display` is one line: `attribute a of add (3 times), field b of
 /// metadata`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassedOver {

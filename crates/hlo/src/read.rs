@@ -62,7 +62,7 @@ pub struct ReadModule {
     pub buffers: Option<BufferAssignmentProto>,
     /// The form.
     pub form: Form,
-    /// What the reader does not know, and passed over.
+    /// The parts that the reader does not know, and passed over.
     pub passed_over: PassedOver,
 }
 

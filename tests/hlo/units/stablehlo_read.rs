@@ -222,7 +222,7 @@ fn ops_become_instructions() {
     }
 }
 
-/// What JAX 0.12 writes: the groups, as [`DeviceGroups`] lists them, are worked out by hand.
+/// JAX 0.12 writes these: the groups, as [`DeviceGroups`] lists them, are worked out by hand.
 #[test]
 fn groups_are_along_axes_of_a_mesh() {
     let inlined = "#stablehlo.mesh<axes = [#stablehlo.mesh_axis<name = \"a\", size = 2>, <name = \"b\", size = 4>]>";

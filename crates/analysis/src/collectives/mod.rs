@@ -113,7 +113,7 @@ pub struct ModuleCollectives {
 /// A custom call that may communicate, for all that is known. Only its target defines what it does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UncountedCall {
-    /// What it calls.
+    /// The function that it calls.
     pub target: String,
     /// Name of the instruction.
     pub name: String,

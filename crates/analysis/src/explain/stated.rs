@@ -89,7 +89,7 @@ impl<'m, 'a> StatedShardings<'m, 'a> {
                 way[0].1 = Some(sharding);
                 way.reverse();
                 let last = way.len() - 1;
-                // What only passes values on says nothing to a reader.
+                // Instructions that only pass values on say nothing to a reader.
                 let mut nth = 0..;
                 way.retain(|(it, _)| nth.next().is_some_and(|nth| nth == 0 || nth == last || !is_plumbing(it)));
                 return way;

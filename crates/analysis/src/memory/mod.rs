@@ -143,7 +143,7 @@ pub struct CurvePoint {
 pub struct OtherSpace {
     /// Its number in layouts: `S(1)`.
     pub space: i64,
-    /// What it is.
+    /// The kind of memory.
     pub name: &'static str,
     /// The most bytes of values that are live in it at once.
     pub bytes: u64,

@@ -61,7 +61,7 @@ fn infer(parser: &Parser<'_>, instruction: &HloInstructionProto, operands: &[&Sh
             Some(tuple(copies(&[first?, statistics, statistics])))
         }
         "triangular-solve" => operands.get(1).copied().cloned(),
-        // Of real numbers.
+        // Complex operands are read above.
         "imag" | "real" => first.cloned(),
         // XLA takes it without the dimensions that a result of another shape needs.
         "broadcast" if instruction.dimensions.is_empty() => first.cloned(),
@@ -165,7 +165,10 @@ fn convolution(instruction: &HloInstructionProto, input: &ShapeProto, kernel: &S
     let spatial: Option<Vec<i64>> = numbers.input_spatial_dimensions.iter().map(|&it| size(input, it)).collect();
     let windows = instruction.window.as_ref().map_or(&[][..], |window| window.dimensions.as_slice());
     let mut sizes = vec![0; input.dimensions.len()];
-    let mut set = |dimension: i64, size: i64| Some(*sizes.get_mut(usize::try_from(dimension).ok()?)? = size);
+    let mut set = |dimension: i64, size: i64| -> Option<()> {
+        *sizes.get_mut(usize::try_from(dimension).ok()?)? = size;
+        Some(())
+    };
     let batch = size(input, numbers.input_batch_dimension)?;
     set(numbers.output_batch_dimension, batch.checked_div(instruction.batch_group_count.max(1))?)?;
     set(numbers.output_feature_dimension, size(kernel, numbers.kernel_output_feature_dimension)?)?;

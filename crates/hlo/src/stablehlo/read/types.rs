@@ -88,7 +88,7 @@ impl<'a> Parser<'a> {
             "stablehlo.token" | "mhlo.token" => {
                 Ok(ShapeProto { element_type: PrimitiveType::Token.into(), ..Default::default() })
             }
-            // What an asynchronous op will give; a tuple stands for several values.
+            // The type of an asynchronous op's result; a tuple stands for several values.
             "stablehlo.future" => self.nested(|parser| {
                 let mut values = parser.list('<', '>', ["after \"future\"", "in a future"], Self::any_type)?;
                 Ok(if values.len() == 1 { values.remove(0) } else { tuple(values) })

@@ -167,7 +167,7 @@ impl<'a> Body<'a> {
         places[operand.number] = place;
     }
 
-    /// What names stand for, to give it back to them with [`Body::restore`].
+    /// The sites of names, to be given back to them with [`Body::restore`].
     pub(super) fn saved(&self, names: impl Iterator<Item = &'a str>) -> Vec<(&'a str, Option<Sites>)> {
         names.map(|name| (name, self.values.get(name).cloned())).collect()
     }

@@ -72,7 +72,7 @@ fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     if let Some(places) = asynchronous::collective(op, &target)? {
         return Ok(places);
     }
-    let called = called_computations(op)?;
+    let called = op.called_computations()?;
     let has_side_effect = operation.flag("has_side_effect")?;
     let (config, is_typed) = backend_config(op.converter, operation)?;
     let version = match operation.optional_integer("api_version")? {
@@ -105,13 +105,6 @@ fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
             set_result_layouts(instruction, layouts);
         }
     })
-}
-
-/// The computations of the functions in `called_computations = [@f]`.
-pub(super) fn called_computations(op: &Conversion<'_, '_, '_>) -> Result<Vec<i64>> {
-    let Some(attribute) = op.operation.attributes.get("called_computations") else { return Ok(Vec::new()) };
-    let items = attribute.list("called_computations")?.iter();
-    items.map(|item| op.converter.called(op.operation, item.symbol("called_computations")?)).collect()
 }
 
 /// StableHLO has no op for it: JAX writes a custom call with

@@ -26,7 +26,7 @@ impl ModuleScope<'_, '_> {
 /// A function of a text.
 struct Function<'a, 'o> {
     name: &'o str,
-    /// What tells it from those of other modules.
+    /// The name by which it is told from those of other modules.
     label: String,
     scope: usize,
     operation: &'o Operation<'a>,

@@ -42,6 +42,13 @@ struct Conversion<'r, 'a, 'o> {
 }
 
 impl Conversion<'_, '_, '_> {
+    /// The computations of the functions in `called_computations = [@f]`.
+    fn called_computations(&self) -> Result<Vec<i64>> {
+        const NAME: &str = "called_computations";
+        let Some(attribute) = self.operation.attributes.get(NAME) else { return Ok(Vec::new()) };
+        attribute.list(NAME)?.iter().map(|item| self.converter.called(self.operation, item.symbol(NAME)?)).collect()
+    }
+
     fn operands(&self) -> Result<Sites> {
         self.body.operands(self.operation)
     }

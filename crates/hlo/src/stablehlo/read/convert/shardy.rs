@@ -608,8 +608,8 @@ fn sharding_group(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     Ok(Sites::new())
 }
 
-/// Converts an op that Shardy adds while it propagates, or a sum of parts that its global shape does not show: its result
-/// is its operand, as XLA has it.
+/// Converts an op that Shardy adds while it propagates, or a sum of parts that its global shape does not show: its
+/// result is its operand, as XLA has it.
 fn unchanged(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.operands()
 }

@@ -19,7 +19,7 @@ fn on_the_way(value: ShapeProto) -> ShapeProto {
     tuple(vec![value, array(PrimitiveType::U32, Vec::new()), token()])
 }
 
-/// What both halves of a transfer state.
+/// The statements of both halves of a transfer.
 struct Transfer {
     channel: i64,
     is_host_transfer: bool,
