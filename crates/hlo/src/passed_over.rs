@@ -7,8 +7,8 @@ use std::fmt;
 const MOST_NAMED: usize = 16;
 const MOST_LETTERS: usize = 80;
 
-/// The kinds of parts that a reader passed over, and how often each. Its `Display` is one line: `attribute a of add (3 times), field b of
-/// metadata`.
+/// The kinds of parts that a reader passed over, and how often each. Its `Display` is one line:
+/// `attribute a of add (3 times), field b of metadata`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassedOver {
     named: BTreeMap<String, usize>,

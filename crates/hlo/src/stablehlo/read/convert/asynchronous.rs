@@ -145,8 +145,8 @@ fn row(lexer: &mut Lexer<'_>) -> Result<Vec<i64>> {
     Ok(values)
 }
 
-/// JAX 0.12 writes `custom_call @"all-gather-start"`, with the shape of the result as its own, for a collective that the
-/// program begins in one place and ends in another. The result is `None` for another target.
+/// JAX 0.12 writes `custom_call @"all-gather-start"`, with the shape of the result as its own, for a collective that
+/// the program begins in one place and ends in another. The result is `None` for another target.
 pub(super) fn collective(op: &mut Conversion<'_, '_, '_>, target: &str) -> Result<Option<Sites>> {
     const KINDS: [&str; 5] = ["all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"];
     let Some((kind, half)) = target.rsplit_once('-').filter(|(kind, _)| KINDS.contains(kind)) else { return Ok(None) };
