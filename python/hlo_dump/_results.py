@@ -88,6 +88,11 @@ class Collective:
     source: str | None
     """The line that caused it, as ``file:line``."""
 
+    @property
+    def over(self) -> str:
+        """The mesh axes, joined by commas; ``?`` if they are not known."""
+        return "?" if self.axes is None else ",".join(self.axes)
+
 
 @dataclass(frozen=True, repr=False)
 class Collectives(_Printed):
@@ -128,8 +133,7 @@ class Collectives(_Printed):
             if one.executions is None:
                 raise ValueError(f"{one.kind} {one.name} ({one.source}) runs in a loop with an unknown trip count")
             of_kind = found.setdefault(one.kind, {})
-            axes = "?" if one.axes is None else ",".join(one.axes)
-            of_kind[axes] = of_kind.get(axes, 0) + one.executions
+            of_kind[one.over] = of_kind.get(one.over, 0) + one.executions
         return found
 
     def moved_over(self) -> dict[str, int]:
@@ -142,8 +146,7 @@ class Collectives(_Printed):
         for one in self:
             if one.executions is None or one.moved_bytes is None:
                 raise ValueError(f"the bytes of {one.kind} {one.name} ({one.source}) are not known")
-            axes = "?" if one.axes is None else ",".join(one.axes)
-            found[axes] = found.get(axes, 0) + one.executions * one.moved_bytes
+            found[one.over] = found.get(one.over, 0) + one.executions * one.moved_bytes
         return found
 
 

@@ -68,7 +68,7 @@ def _differences(found: Collectives, expected: Mapping[str, Mapping[str, int]]) 
             continue
         lines.append(f"  {kind} over {axes} runs {count} {'time' if count == 1 else 'times'}, expected {want}")
         for one in found:
-            if one.kind == kind and ("?" if one.axes is None else ",".join(one.axes)) == axes:
+            if (one.kind, one.over) == (kind, axes):
                 where = one.source or f"%{one.name}"
                 scope = f" {one.op_name}" if one.op_name else ""
                 lines.append(f"    {one.executions} x {where}{scope}")

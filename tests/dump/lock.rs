@@ -13,8 +13,16 @@ fn lock(input: &str) -> String {
     ran.out
 }
 
-/// Figures are those of `collectives` and `memory`, which tests/foreign/expected.toml has from JAX; two gathers of 768
-/// bytes over four devices send 3 x 768 each.
+/// Runs a check of the step with a lock of this text.
+fn held_to<T>(text: &str, run: impl FnOnce(&[&str]) -> T) -> T {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("traffic.lock");
+    fs::write(&path, text).expect("a file");
+    run(&[&["check", STEP, "--lock", path.to_str().expect("a path")], &MESH[..]].concat())
+}
+
+/// The executions and bytes are those of tests/foreign/expected.toml: two gathers of 768 bytes over four devices send
+/// 3 x 768 each. The peak is that of `memory`.
 #[test]
 fn a_lock_has_a_line_for_each_origin() {
     let expected = "# hlo-dump lock 1\n\
@@ -34,14 +42,8 @@ fn a_lock_has_a_line_for_each_origin() {
 
 #[test]
 fn what_got_worse_is_said_in_words() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("traffic.lock");
-    let path = path.to_str().expect("a path");
     let text = lock(STEP);
-    let check = |text: &str| {
-        fs::write(path, text).expect("a file");
-        run(&[&["check", STEP, "--lock", path], &MESH[..]].concat())
-    };
+    let check = |text: &str| held_to(text, run);
     assert_eq!(check(&text).status, 0);
     let gather = "all-gather\tfsdp\t2\t4608";
     for (change, words) in [
@@ -72,21 +74,12 @@ fn what_got_worse_is_said_in_words() {
 
 #[test]
 fn locks_that_cannot_be_compared_are_refused() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("traffic.lock");
-    let path = path.to_str().expect("a path");
     let text = lock(STEP);
-    let check = |text: &str| {
-        fs::write(path, text).expect("a file");
-        [&["check", STEP, "--lock", path], &MESH[..]].concat()
-    };
-    check_refused(
-        &check(&text.replace("data=2,fsdp=4", "data=4,fsdp=2")),
-        "the lock is of 8 devices, mesh data=4,fsdp=2",
-    );
-    check_refused(&check("HloModule step"), "the first line is not \"# hlo-dump lock 1\"");
-    check_refused(&check(&text.replace("\t4608", "\tmany")), "traffic.lock:5: this is no line of a lock");
-    check_refused(&check(&text.replace("peak\t", "peak ")), "traffic.lock:4: this is no line of a lock");
+    let refuses = |text: &str, expected| held_to(text, |check| check_refused(check, expected));
+    refuses(&text.replace("data=2,fsdp=4", "data=4,fsdp=2"), "the lock is of 8 devices, mesh data=4,fsdp=2");
+    refuses("HloModule step", "the first line is not \"# hlo-dump lock 1\"");
+    refuses(&text.replace("\t4608", "\tmany"), "traffic.lock:5: this is no line of a lock");
+    refuses(&text.replace("peak\t", "peak "), "traffic.lock:4: this is no line of a lock");
     check_refused(&["check", STEP, "--lock", "no-such.lock"], "cannot read no-such.lock");
     check_refused(&["lock", "tests/foreign/fsdp_mlp.unoptimized.txt"], "a lock is of the program of one device");
 }

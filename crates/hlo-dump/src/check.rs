@@ -89,7 +89,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         checks.push(Verdict { limit: format!("--deny {text}"), passed: violations.is_empty(), violations });
     }
     if let Some(path) = &arguments.lock {
-        let [worse, better] = TrafficLock::read(path)?.compare(&TrafficLock::of(&loaded)?)?;
+        let [worse, better] = TrafficLock::read(path)?.compare(&TrafficLock::of(&loaded, &found)?)?;
         checks.push(Verdict {
             limit: format!("--lock {}", path.display()),
             passed: worse.is_empty(),

@@ -343,7 +343,7 @@ fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
             CollectiveGroup::Kind => kind,
             CollectiveGroup::Axes => axes_text(entry),
             CollectiveGroup::KindAxes => format!("{kind} {}", axes_text(entry)),
-            CollectiveGroup::Scope => scope_of(entry),
+            CollectiveGroup::Scope => scope_of(entry).unwrap_or("no scope").to_owned(),
             CollectiveGroup::Source => entry.source.clone().unwrap_or_else(|| "unknown".to_owned()),
         };
         groups.entry(name).or_default().push(entry.clone());
@@ -358,10 +358,7 @@ fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
     groups
 }
 
-/// Returns the scope path without the op.
-fn scope_of(entry: &ModuleCollective) -> String {
-    match entry.op_name.rsplit_once('/') {
-        Some((scope, _)) => scope.to_owned(),
-        None => "no scope".to_owned(),
-    }
+/// Returns the scope path without the op; `None` if there is none.
+pub fn scope_of(entry: &ModuleCollective) -> Option<&str> {
+    entry.op_name.rsplit_once('/').map(|(scope, _)| scope)
 }

@@ -2,17 +2,16 @@
 //!
 //! A line has no number of a source line and no path of a folder, so that edits elsewhere change nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use meshloom_analysis::ModuleCollective;
-use meshloom_hlo::source::{self, Sources};
+use meshloom_analysis::{ModuleCollective, ModuleCollectives};
 use serde::{Serialize, Serializer};
 
 use crate::arguments;
-use crate::collectives::{self, axes_of};
+use crate::collectives::{self, axes_of, scope_of};
 use crate::input::{Loaded, load};
 use crate::{memory, output};
 
@@ -63,7 +62,7 @@ fn as_rows<S: Serializer>(collectives: &BTreeMap<Origin, Sent>, serializer: S) -
 
 pub fn run(arguments: &arguments::Lock, json: bool) -> Result<()> {
     let loaded = load(&arguments.input)?;
-    let lock = TrafficLock::of(&loaded)?;
+    let lock = TrafficLock::of(&loaded, &collectives::of(&loaded))?;
     if json {
         return output::json("hlo-dump/lock", &loaded.found(&lock));
     }
@@ -80,16 +79,14 @@ pub fn run(arguments: &arguments::Lock, json: bool) -> Result<()> {
 }
 
 impl TrafficLock {
-    /// The lock of a program.
-    pub fn of(loaded: &Loaded) -> Result<TrafficLock> {
+    /// The lock of a program, of which these are the collectives.
+    pub fn of(loaded: &Loaded, found: &ModuleCollectives) -> Result<TrafficLock> {
         if let Some(warning) = loaded.unpartitioned() {
             bail!("{}: {warning}; a lock is of the program of one device", loaded.name);
         }
-        let functions = functions(loaded);
-        let found = collectives::of(loaded);
         let mut collectives: BTreeMap<Origin, Vec<ModuleCollective>> = BTreeMap::new();
         for entry in &found.entries {
-            collectives.entry(Origin::of(entry, &functions)).or_default().push(entry.clone());
+            collectives.entry(Origin::of(entry)).or_default().push(entry.clone());
         }
         let sum = |(origin, entries): (Origin, Vec<ModuleCollective>)| {
             let all = found.some(entries);
@@ -190,9 +187,7 @@ impl TrafficLock {
 }
 
 impl Origin {
-    fn of(entry: &ModuleCollective, functions: &Functions<'_>) -> Origin {
-        let scope = entry.op_name.rsplit_once('/').map_or("", |(scope, _)| scope);
-        let function = functions.get(&(entry.computation.as_str(), entry.name.as_str()));
+    fn of(entry: &ModuleCollective) -> Origin {
         let word = |text: &str| match text {
             "" => "-".to_owned(),
             text => text.replace(['\t', '\n', '\r'], " "),
@@ -200,8 +195,8 @@ impl Origin {
         Origin {
             kind: entry.kind.name().to_owned(),
             axes: word(&axes_of(entry)),
-            scope: word(scope),
-            function: word(function.map_or("", String::as_str)),
+            scope: word(scope_of(entry).unwrap_or_default()),
+            function: word(&entry.function),
         }
     }
 }
@@ -227,21 +222,4 @@ impl Sent {
         let more = |new: Option<u64>, old: Option<u64>| new.unwrap_or(u64::MAX) > old.unwrap_or(u64::MAX);
         more(self.moved_bytes, other.moved_bytes) || more(self.executions, other.executions)
     }
-}
-
-/// The function of an instruction, by the names of its computation and of itself.
-type Functions<'a> = HashMap<(&'a str, &'a str), String>;
-
-fn functions(loaded: &Loaded) -> Functions<'_> {
-    let sources = Sources::of(&loaded.module);
-    let mut functions = Functions::new();
-    for computation in &loaded.module.computations {
-        for instruction in &computation.instructions {
-            let Some(source::SourceLine { file, function, .. }) = sources.line(instruction) else { continue };
-            let file = file.rsplit(['/', '\\']).next().unwrap_or(file);
-            let name = if function.is_empty() { file.to_owned() } else { format!("{file}:{function}") };
-            functions.insert((&computation.name, &instruction.name), name);
-        }
-    }
-    functions
 }

@@ -17,6 +17,14 @@ pub struct SourceLine<'a> {
     pub function: &'a str,
 }
 
+impl SourceLine<'_> {
+    /// `file:function`, without the folders of the file; the file alone where the function is not known.
+    pub fn origin(&self) -> String {
+        let file = self.file.rsplit(['/', '\\']).next().unwrap_or(self.file);
+        if self.function.is_empty() { file.to_owned() } else { format!("{file}:{}", self.function) }
+    }
+}
+
 /// `file:line`
 impl std::fmt::Display for SourceLine<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

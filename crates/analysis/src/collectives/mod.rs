@@ -88,6 +88,10 @@ pub struct ModuleCollective {
     pub op_name: String,
     /// The source line of its metadata as `file:line`, if it has one.
     pub source: Option<String>,
+    /// The function of that line, as `file:function` without folders; the file if the function is not known, and empty
+    /// without a line.
+    #[serde(skip)]
+    pub function: String,
 }
 
 /// The collectives of a module, in the order of the program.
@@ -299,7 +303,9 @@ pub(crate) fn collectives_at(sites: &Sites, device_walk: &DeviceWalk<'_>, source
         let mut entry = entry(walk, step, kind, devices);
         entry.asynchronous |= asynchronous || site.starts_chain;
         entry.within_slice(slices, devices);
-        entry.source = sources.line(step.instruction).map(|line| line.to_string());
+        if let Some(line) = sources.line(step.instruction) {
+            (entry.source, entry.function) = (Some(line.to_string()), line.origin());
+        }
         Some(entry)
     };
     let conditionals = walk.conditionals().map(|conditional| Conditional::of(walk, sources, conditional)).collect();
@@ -361,6 +367,7 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         computation: place.computation.name.clone(),
         op_name: op_name(instruction).to_owned(),
         source: None,
+        function: String::new(),
     };
     if let Some(transfer) = SliceTransfer::of(instruction) {
         // The other operand is a token.

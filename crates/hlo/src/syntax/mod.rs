@@ -231,7 +231,9 @@ impl Parser<'_> {
         known: &[&'static str],
         mut field: impl FnMut(&mut Self, &str) -> Result<bool>,
     ) -> Result<()> {
-        self.lexer.expect(b'{', &format!("before {what}"))?;
+        if !self.lexer.eat(b'{') {
+            return self.lexer.unexpected(&format!("'{{' before {what}"));
+        }
         while !self.lexer.eat(b'}') {
             self.lexer.eat(b',');
             let start = self.lexer.here();
