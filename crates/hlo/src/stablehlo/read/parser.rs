@@ -37,6 +37,8 @@ pub(super) struct Parser<'a> {
     pub(super) locations: Locations<'a>,
     /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
     copied: usize,
+    /// The bytes of the text, or of the file that it was made of.
+    pub(super) size: usize,
     /// The bytes that the ops take, and then those of the instructions that they become.
     pub(super) memory: Memory,
 }
@@ -50,6 +52,7 @@ impl<'a> Parser<'a> {
             type_aliases: FxHashMap::default(),
             locations: Locations::default(),
             copied: 0,
+            size: text.len(),
             memory,
         }
     }

@@ -115,10 +115,7 @@ impl<'a> Converter<'a, '_> {
 
     /// `<lhs_precision_type = bf16, rhs_precision_type = bf16, accumulation_type = f32, ...>`
     fn algorithm(&mut self, attribute: &Attribute<'a>) -> Result<Algorithm> {
-        let Value::Dialect { body, .. } = &attribute.value else {
-            return attribute.fault("algorithm", "<lhs_precision_type = ..., ...>");
-        };
-        let fields = self.parser.fields(*body)?;
+        let fields = self.parser.fields_of(attribute, "algorithm")?;
         let text = |name: &str| match fields.get(name) {
             Some(field) => Ok(self.parser.lexer.slice(field.span)),
             None => attribute.fault("algorithm", &format!("a field {name}")),
@@ -271,10 +268,7 @@ impl Conversion<'_, '_, '_> {
 
     pub(super) fn numbers(&mut self, name: &str) -> Result<Numbers> {
         let attribute = self.operation.required(&[name])?;
-        let Value::Dialect { body, .. } = &attribute.value else {
-            return attribute.fault(name, "dimension numbers between angle brackets");
-        };
-        let fields = self.converter.parser.fields(*body)?;
+        let fields = self.converter.parser.fields_of(attribute, name)?;
         let each = fields.0.iter().map(|(key, value)| Ok((key.clone(), self.converter.integers_of(value, key)?)));
         Ok(Numbers(each.collect::<Result<_>>()?))
     }

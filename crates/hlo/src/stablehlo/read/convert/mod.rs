@@ -123,7 +123,7 @@ struct Converter<'a, 'o> {
 pub(super) fn module<'a>(mut parser: Parser<'a>, operations: &[Operation<'a>]) -> Result<HloModuleProtoWithConfig> {
     let locations = std::mem::take(&mut parser.locations);
     let converter = Converter {
-        frames: Frames::of(&locations, parser.lexer.length()),
+        frames: Frames::of(&locations, parser.size),
         parser,
         rules: RULES.iter().copied().flatten().copied().collect(),
         computations: Vec::new(),

@@ -119,12 +119,33 @@ fn dimension_numbers(mut lexer: Lexer<'_>) -> Result<ConvolutionDimensionNumbers
     })
 }
 
+/// `<raw input_batch_dimension = 0, input_feature_dimension = 3, ...>`
+fn raw_numbers(op: &mut Conversion<'_, '_, '_>) -> Result<ConvolutionDimensionNumbers> {
+    let numbers = op.numbers("dimension_numbers")?;
+    Ok(ConvolutionDimensionNumbers {
+        input_batch_dimension: numbers.one("input_batch_dimension"),
+        input_feature_dimension: numbers.one("input_feature_dimension"),
+        input_spatial_dimensions: numbers.list("input_spatial_dimensions"),
+        kernel_input_feature_dimension: numbers.one("kernel_input_feature_dimension"),
+        kernel_output_feature_dimension: numbers.one("kernel_output_feature_dimension"),
+        kernel_spatial_dimensions: numbers.list("kernel_spatial_dimensions"),
+        output_batch_dimension: numbers.one("output_batch_dimension"),
+        output_feature_dimension: numbers.one("output_feature_dimension"),
+        output_spatial_dimensions: numbers.list("output_spatial_dimensions"),
+    })
+}
+
 fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let attribute = operation.required(&["dimension_numbers", "dim_numbers"])?;
-    // The short form has them outside of brackets of their own.
-    let span = if let Value::Dialect { body, .. } = attribute.value { body } else { attribute.span };
-    let numbers = dimension_numbers(op.converter.parser.lexer.part(span))?;
+    let numbers = match &attribute.value {
+        Value::Dialect { body, .. } if !op.converter.parser.lexer.part(*body).eat_word("raw") => {
+            dimension_numbers(op.converter.parser.lexer.part(*body))?
+        }
+        Value::Dialect { .. } | Value::Dictionary(_) => raw_numbers(op)?,
+        // The short form has them outside of brackets of their own.
+        _ => dimension_numbers(op.converter.parser.lexer.part(attribute.span))?,
+    };
     let stated = match operation.attributes.get("window") {
         Some(window) => {
             let Value::Dictionary(fields) = &window.value else {
