@@ -308,7 +308,12 @@ impl<'a, 'f> Texts<'a, 'f> {
 
     pub(super) fn separated(&mut self, values: &[i64], separator: &str) {
         for (number, value) in values.iter().enumerate() {
-            _ = write!(self.text, "{}{value}", if number > 0 { separator } else { "" });
+            self.text.push_str(if number > 0 { separator } else { "" });
+            match *value {
+                // A size that is not known.
+                i64::MIN => self.text.push('?'),
+                value => self.display(value),
+            }
         }
     }
 

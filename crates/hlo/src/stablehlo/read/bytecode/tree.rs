@@ -82,12 +82,20 @@ const CONVOLUTION: &[&str] = &[
 /// Ops that a text of a reduction names alone, in the place of a region that has nothing else.
 const APPLIED: [&str; 7] = ["add", "and", "maximum", "minimum", "multiply", "or", "xor"];
 
+/// The orders of dimensions of a custom call; a text leaves out both where neither has any.
+const LAYOUTS: [&str; 2] = ["operand_layouts", "result_layouts"];
+
 /// The name of an op without its version in VHLO: `add` of `add_v1`.
 pub(super) fn without_version(name: &str) -> &str {
     match name.rsplit_once("_v") {
         Some((name, version)) if version.parse::<u32>().is_ok() => name,
         _ => name,
     }
+}
+
+/// Whether an op only says that a type of VHLO is one of another dialect: a text has none of them.
+pub(super) fn is_cast(op: &OpName<'_>) -> bool {
+    op.dialect == "builtin" && op.name == "unrealized_conversion_cast"
 }
 
 /// The name of an op in a text. What returns from a function is told from other ops by where it stands.
@@ -123,7 +131,9 @@ impl<'t> Tree<'t, '_> {
         operations: &[EncodedOperation],
         is_in_function: bool,
     ) -> Result<Vec<Operation<'t>>> {
-        operations.iter().map(|operation| self.operation(operation, is_in_function)).collect()
+        let names = &self.file.names;
+        let is_op = |operation: &&EncodedOperation| !names.get(operation.name as usize).is_some_and(is_cast);
+        operations.iter().filter(is_op).map(|operation| self.operation(operation, is_in_function)).collect()
     }
 
     fn operation(&mut self, encoded: &EncodedOperation, is_in_function: bool) -> Result<Operation<'t>> {
@@ -297,10 +307,13 @@ fn as_stablehlo<'t>(name: &str, attributes: &mut Attributes<'t>, parser: &Parser
         Value::Type => parser.lexer.slice(attribute.span) == "none",
         _ => false,
     };
-    let has_layouts = ["operand_layouts", "result_layouts"]
-        .iter()
-        .any(|name| attributes.get(name).is_some_and(|attribute| !is_empty(attribute)));
-    attributes.0.retain(|(name, attribute)| !is_empty(attribute) || has_layouts && name.ends_with("_layouts"));
+    let has_layouts = LAYOUTS.iter().any(|name| attributes.get(name).is_some_and(|attribute| !is_empty(attribute)));
+    let may_go = |(name, attribute): &(String, Attribute<'t>)| match name.as_str() {
+        "backend_config" | "composite_attributes" => true,
+        name if LAYOUTS.contains(&name) => !has_layouts,
+        _ => matches!(attribute.value, Value::Type),
+    };
+    attributes.0.retain(|entry| !(may_go(entry) && is_empty(&entry.1)));
     for (_, joined, fields) in JOINED.iter().filter(|(op, ..)| *op == name) {
         let is_field = |(name, _): &(String, Attribute<'t>)| fields.contains(&name.as_str());
         let found: Vec<(String, Attribute<'t>)> = attributes.0.extract_if(.., |entry| is_field(entry)).collect();

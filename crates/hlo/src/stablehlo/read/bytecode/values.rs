@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::super::lexer::Span;
 use super::file::File;
 use super::regions::{Encoded, EncodedOperation, EncodedRegion};
+use super::tree::{is_cast, without_version};
 use crate::parse::{Memory, Result};
 
 /// The name of a value, and its number among the results of its op.
@@ -68,7 +69,11 @@ impl<'n> Names<'n, '_> {
     fn block(&mut self, operations: &'n [EncodedOperation], numbers: &mut Numbers, waiting: &mut Waiting<'n>) {
         for operation in operations {
             let results = operation.results.clone();
-            let Some(first) = self.types_of(operation) else { continue };
+            if self.file.names.get(operation.name as usize).is_some_and(is_cast) {
+                self.forward(operation);
+                continue;
+            }
+            let Some(first) = self.first_type(operation) else { continue };
             let span = match self.is_named(operation, "constant") {
                 true => {
                     let word = usize::from(!is_integer(first));
@@ -108,8 +113,20 @@ impl<'n> Names<'n, '_> {
         }
     }
 
+    /// Gives the results of an op the names of its operands.
+    fn forward(&mut self, operation: &EncodedOperation) {
+        let operands = self.encoded.operands.get(operation.operands.clone()).unwrap_or_default();
+        for (value, operand) in operation.results.clone().zip(operands) {
+            if let Some(&name) = self.names.get(*operand as usize)
+                && let Some(result) = self.names.get_mut(value as usize)
+            {
+                *result = name;
+            }
+        }
+    }
+
     /// The text of the type of an op's first result, if it has one.
-    fn types_of(&self, operation: &EncodedOperation) -> Option<&str> {
+    fn first_type(&self, operation: &EncodedOperation) -> Option<&str> {
         let first = operation.results.clone().next()?;
         let kind = *self.encoded.types.get(first as usize)?;
         let span = (*self.types.get(kind as usize)?)?;
@@ -117,9 +134,10 @@ impl<'n> Names<'n, '_> {
     }
 
     fn is_named(&self, operation: &EncodedOperation, name: &str) -> bool {
-        self.file.names.get(operation.name as usize).is_some_and(|op| {
-            matches!(op.dialect, "stablehlo" | "vhlo" | "mhlo") && super::tree::without_version(op.name) == name
-        })
+        self.file
+            .names
+            .get(operation.name as usize)
+            .is_some_and(|op| matches!(op.dialect, "stablehlo" | "vhlo" | "mhlo") && without_version(op.name) == name)
     }
 
     fn word(&mut self, word: usize, numbers: &mut Numbers) -> Span {
