@@ -7,11 +7,12 @@
 //! ```
 //!
 //! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4
-//! microbatches; C 4 layers over 2 stages of one device each, 8 microbatches; all two repeats, two chunks or two layers
-//! per stage (four repeats in forms called 4), everything rematerialized but where a form is called kept. Where stages branch, JAX's is the circular
-//! one. JAX's process steps in turn with ours, so that both see the same machine; ratios are ours / JAX's. The traffic
-//! is read off both compiled modules by the same analysis. The frontend is from closure to serialized HLO here, trace
-//! and lowering there; each is the first in its process. Without a Python that has JAX, ours alone is printed.
+//! microbatches; C 4 layers over 2 stages of one device each, 8 microbatches; all two repeats, two chunks or two
+//! layers per stage (four repeats in forms called 4), everything rematerialized but where a form is called kept.
+//! Where stages branch, JAX's is the circular one. JAX's process steps in turn with ours, so that both see the same
+//! machine; ratios are ours / JAX's. The traffic is read off both compiled modules by the same analysis. The frontend
+//! is from closure to serialized HLO here, trace and lowering there; each is the first in its process. Without a
+//! Python that has JAX, ours alone is printed.
 //!
 //! The last table has all forms. Where devices share cores, the time of the process' threads counts what is executed,
 //! so it should be as the simulator's work: that of all items, and of bubbles where stages do not branch. With a core

@@ -31,7 +31,7 @@ enum Told {
 use Told::{Found, Refused, Said};
 
 /// The commands that read any input, and the arguments that they need after it.
-const READING: [(&str, &[&str]); 11] = [
+const READING: [(&str, &[&str]); 12] = [
     ("show", &[]),
     ("collectives", &[]),
     ("traffic", &["--over", "data"]),
@@ -40,13 +40,14 @@ const READING: [(&str, &[&str]); 11] = [
     ("explain", &["parameters"]),
     ("diff", &[TEXT]),
     ("report", &["-o", "no/such/folder/page.html"]),
+    ("lock", &[]),
     ("check", &["--max-memory", "1GiB"]),
     ("compile", &["--target", "cpu:8"]),
     ("bisect", &[]),
 ];
 
 /// The options of reading an input: for each form of input, a value that does not apply to it; empty for a flag.
-const READING_OPTIONS: [(&str, &str, &str, Told); 21] = [
+const READING_OPTIONS: [(&str, &str, &str, Told); 23] = [
     ("--mesh", TEXT, "data=3", Refused("has 3 devices, but there are 8")),
     ("--mesh", TEXT, "data", Refused("--mesh: mesh \"data\": \"data\" is not an axis")),
     ("--mesh", NAMED, "tensor=4,data=2", Refused("the module names its mesh, data=2,fsdp=4; leave --mesh out")),
@@ -72,6 +73,8 @@ const READING_OPTIONS: [(&str, &str, &str, Told); 21] = [
     ("--pass", PROFILE, "spmd", Refused("--pass chooses a file of an XLA dump folder, and this is a profile")),
     ("--set", TEXT, "model.layers=1", Refused("--set is for run configs")),
     ("--set", CONFIG, "model.layrs=1", Refused("layers")),
+    ("--function", TEXT, "f", Refused("a function is chosen from StableHLO, and it is HLO text")),
+    ("--function", CONFIG, "f", Refused("--function chooses a function of StableHLO, and this is a run config")),
     ("--run-config", TEXT, "", Refused("this is not TOML")),
 ];
 
@@ -226,6 +229,8 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ),
     ("check", "--chip", &[SCHEDULED, "--min-overlap", "0.9", "--chip", "v5q"], Refused("no chip is called \"v5q\"")),
     ("check", "--chip", &[TEXT, "--max-memory", "1GiB", "--chip", "v5p"], Refused("--min-overlap <[AXIS=]SHARE>")),
+    ("lock", "--output", &[TEXT, "--output", "no/such/folder/x.lock"], Refused("cannot write no/such/folder/x.lock")),
+    ("check", "--lock", &[TEXT, "--lock", TEXT], Refused("the first line is not \"# hlo-dump lock 1\"")),
     ("check", "--deny", &[TEXT, "--deny", "colectives-in-loops"], Refused("did you mean \"collectives-in-loops\"?")),
     ("check", "--deny", &[TEXT, "--deny", "all-gathr=fsdp"], Refused("did you mean \"all-gather\"?")),
     (

@@ -24,6 +24,8 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/pipeline-schedules.md", "forward and backward   0", "timelines, which tests/transform has"),
     ("docs/pipeline-schedules.md", "forward and backward    0", "timelines, which tests/transform has"),
     ("docs/pipeline.md", "gather 0", "a diagram"),
+    ("docs/python.md", "jit_step (HloModuleProto", "Python; tests/oracle/python_module.py has its like"),
+    ("docs/python.md", "AssertionError: jit_step", "Python; python/tests/test_hlo_dump.py has its like"),
     ("docs/sharding.md", "mesh fsdp=2", "rows of a table, which tests/sharding/presets.rs compares"),
     ("docs/slow-links.md", "$ hlo-dump check psdp.txt", "programs that take XLA minutes to compile"),
     ("docs/training.md", "3279104 parameters", "the main job: two minutes; tests/train has its losses"),

@@ -4,6 +4,7 @@ use crate::hlo::modules::*;
 use meshloom::analysis::{Communication, Devices, ModuleCollective, collectives};
 use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::hlo::device_groups::DeviceGroups;
+use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
 use meshloom::ir::Graph;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
@@ -73,6 +74,73 @@ fn groups_that_are_not_written_out() {
     assert_eq!(size("all-reduce", |instruction| instruction.use_global_device_ids = false), Some(8));
     assert_eq!(size("all-reduce", one), Some(4), "one replica's partitions");
     assert_eq!(size("all-to-all", |instruction| instruction.use_global_device_ids = false), Some(4));
+}
+
+/// Kinds without the attribute `use_global_device_ids` have groups of partitions, as soon as they have a channel.
+#[test]
+fn groups_of_partitions() {
+    let text = "HloModule m, num_partitions=8
+ENTRY main {
+  p = f32[1024]{0} parameter(0)
+  out = f32[4096]{0} parameter(1)
+  at = s32[4]{0} parameter(2)
+  r = f32[4096]{0} ragged-all-to-all(p, out, at, at, at, at), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}
+  ROOT b = f32[1024]{0} collective-broadcast(p), channel_id=2, replica_groups={{0,1,2,3},{4,5,6,7}}
+}";
+    let module = parse(text).unwrap_or_else(|error| panic!("{error}")).hlo_module.expect("a module");
+    let found = entries(&module);
+    let seen: Vec<_> = found.iter().map(|it| (it.kind.name(), it.group_size, it.bytes, it.operand_count)).collect();
+    // 1024 numbers of 4 bytes; not the buffer that is written into, nor the indices.
+    let bytes = Some(1024 * 4);
+    assert_eq!(seen, [("ragged-all-to-all", Some(4), bytes, 1), ("collective-broadcast", Some(4), bytes, 1)]);
+}
+
+/// The forms in which JAX writes collectives that XLA makes of custom calls; and unknown custom calls.
+#[test]
+fn custom_calls_communicate() {
+    let call = |name: &str, operands: &str, target: &str, more: &str| {
+        format!("  {name} = f32[1024]{{0}} custom-call({operands}), custom_call_target=\"{target}\"{more}\n")
+    };
+    let start = |kind: &str, config: &str| {
+        let config = config.replace('"', "\\\"");
+        let more = format!(", frontend_attributes={{async_collective_config=\"{config}\"}}");
+        call(&kind.replace('-', "_"), "p", kind, &more)
+    };
+    let groups = r#""replica_groups": [[0, 1, 2, 3], [4, 5, 6, 7]]"#;
+    // Eight numbers of 8 bytes, the lowest first.
+    let hex: String = (0..8).map(|device| format!("{device:02X}00000000000000")).collect();
+    let text = [
+        "HloModule m, num_partitions=8\nENTRY main {\n  p = f32[1024]{0} parameter(0)\n  at = s32[4]{0} parameter(1)\n",
+        &call("r", "p, p, at, at, at, at", "ragged_all_to_all",
+            ", backend_config={channel_id = 1 : i64, replica_groups = dense<[[0, 1], [2, 3], [4, 5], [6, 7]]> : tensor<4x2xi64>}"),
+        &call("h", "p, p, at, at, at, at", "ragged_all_to_all",
+            &format!(", backend_config={{replica_groups = dense<\"0x{hex}\"> : tensor<1x8xi64>}}")),
+        &start("all-gather-start", &format!("{{\"all_gather_dimension\": 0, {groups}, \"channel_id\": 1}}")),
+        &call("d", "all_gather_start", "all-gather-done", ""),
+        &start("collective-permute-start", "{\"permutation\": [[0, 1], [1, 0]]}"),
+        &call("k", "p", "tpu_custom_call", ", backend_config=\"{\\\"custom_call_config\\\": {\\\"body\\\": 1}}\""),
+        &call("n", "p", "tpu_custom_call", ", backend_config=\"{\\\"has_communication\\\": true}\""),
+        &call("l", "p", "lapack_spotrf_ffi", ""),
+        &call("ROOT o", "p", "my_all_reduce", ""),
+        "}",
+    ]
+    .concat();
+    let module = parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}")).hlo_module.expect("a module");
+    let found = collectives(&module, Devices::partitioned(8));
+    let seen = found.entries.iter().map(|it| (it.kind.name(), it.group_size, it.moved_bytes, it.asynchronous));
+    let expected = [
+        ("ragged-all-to-all", Some(2), None, false),
+        ("ragged-all-to-all", Some(8), None, false),
+        // 4096 bytes to three others.
+        ("all-gather", Some(4), Some(3 * 4096), true),
+        ("collective-permute", None, Some(4096), true),
+    ];
+    assert_eq!(seen.collect::<Vec<_>>(), expected);
+    assert_eq!(found.entries[3].pairs, [(0, 1), (1, 0)]);
+    let uncounted: Vec<_> = found.uncounted.iter().map(|it| (it.target.as_str(), it.name.as_str())).collect();
+    assert_eq!(uncounted, [("tpu_custom_call", "n"), ("my_all_reduce", "o")]);
+    // Nothing communicates on one device.
+    assert!(collectives(&module, Devices::partitioned(1)).uncounted.is_empty());
 }
 
 /// Called in every way there is, in this order.

@@ -72,6 +72,7 @@ fn what_means_nothing_is_no_difference() {
     same("replica_groups={{0,1,2,3},{4,5,6,7}}", "replica_groups=[2,4]<=[8]");
     same("replica_groups={{0,1,2,3},{4,5,6,7}}", "replica_groups={{7,6,5,4},{2,0,1,3}}");
     same("f32[8,16]{1,0} parameter(0)", "f32[8,16] parameter(0)");
+    same("direction=LT", "direction=LT, type=SIGNED");
     // The order of what does not depend on each other.
     let one = "  %one = s32[] constant(1)\n  %next = s32[] add(%i, %one)\n";
     let moved = MODULE.replace(one, "").replace("  ROOT %out", &format!("{one}  ROOT %out"));
@@ -150,4 +151,33 @@ fn names_that_move() {
     let names: Vec<_> =
         found.names.iter().map(|it| (it.opcode.as_str(), it.before.as_str(), it.after.as_str(), it.count)).collect();
     assert_eq!(names, [("dot", "layer/dot", "block/dot", 1)]);
+}
+
+/// Versions of XLA state a total order as a type, as an order or as both, and the order of integers or not.
+#[test]
+fn orders_of_comparisons_are_stated_in_several_ways() {
+    let sorted = |operand: &str, direction: &str, stated: Option<(&str, &str)>| {
+        let mut found = module(&format!(
+            "HloModule m\nENTRY main {{\n  a = {operand} parameter(0)\n  b = {operand} parameter(1)\n  \
+             ROOT c = pred[4] compare(a, b), direction={direction}\n}}\n"
+        ));
+        let compare = &mut found.computations[0].instructions[2];
+        if let Some((of_type, order)) = stated {
+            (compare.comparison_type, compare.comparison_order) = (of_type.to_owned(), order.to_owned());
+        }
+        found
+    };
+    let float = |stated| sorted("f32[4]", "LT", stated);
+    let total = [("TOTALORDER", ""), ("FLOAT", "TOTAL"), ("", "TOTAL"), ("TOTALORDER", "TOTAL")].map(Some);
+    let partial = [None, Some(("FLOAT", "")), Some(("", "")), Some(("FLOAT", "PARTIAL"))];
+    for (one, other) in total.iter().zip(&partial) {
+        assert!(compare(&float(total[0]), &float(*one)).is_empty(), "{one:?}");
+        assert!(compare(&float(partial[0]), &float(*other)).is_empty(), "{other:?}");
+        assert!(!compare(&float(*one), &float(*other)).is_empty(), "{one:?} {other:?}");
+    }
+    let integer = |stated| sorted("s32[4]", "LT", stated);
+    for stated in [("SIGNED", ""), ("SIGNED", "TOTAL"), ("", "TOTAL")] {
+        assert!(compare(&integer(None), &integer(Some(stated))).is_empty(), "{stated:?}");
+    }
+    assert!(!compare(&integer(None), &sorted("s32[4]", "GT", None)).is_empty());
 }

@@ -423,6 +423,36 @@ fn tiles_are_padded() {
     assert_eq!(argument("f32[3,16]{1,0:S(5)}"), 0);
 }
 
+/// On a TPU, `S(1)` is on the chip; on a GPU, whose layouts have no tiles, it is a part of the main memory.
+#[test]
+fn memories_are_apart() {
+    let source = |on_chip: &str| {
+        let source = format!(
+            "HloModule m, is_scheduled=true
+            ENTRY main {{
+                x = f32[1024]{{0:T(1024)}} parameter(0)
+                a = f32[1024]{{{on_chip}}} custom-call(x), custom_call_target=\"a\"
+                b = f32[2048]{{{on_chip}}} custom-call(a), custom_call_target=\"b\"
+                c = f32[4096]{{0:T(1024)}} custom-call(b), custom_call_target=\"c\"
+                h = f32[256]{{0:T(256)S(5)}} custom-call(c), custom_call_target=\"h\"
+                ROOT d = f32[1024]{{0:T(1024)}} custom-call(c, h), custom_call_target=\"d\"
+            }}"
+        );
+        of(&text(&source))
+    };
+    let spaces = |found: &ModuleMemory| -> Vec<(i64, u64)> {
+        found.other_spaces.iter().map(|other| (other.space, other.bytes)).collect()
+    };
+    // `c` alone is a temporary; `a` and `b` are live together.
+    let found = source("0:T(1024)S(1)");
+    assert_eq!((found.temporaries, found.peak), (16 * KIB, 24 * KIB), "{found}");
+    assert_eq!(spaces(&found), [(1, 12 * KIB), (5, KIB)]);
+    // `b` and `c` are live together, and `a` fits where `c` will be.
+    let found = source("0:S(1)");
+    assert_eq!(found.temporaries, 24 * KIB, "{found}");
+    assert_eq!(spaces(&found), [(5, KIB)]);
+}
+
 /// A module that is not compiled: what is elementwise has no memory.
 #[test]
 fn what_will_be_fused_has_no_memory() {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use meshloom::hlo::parse::{TextLimits, make_names_unique, parse, parse_bytes, parse_with};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig, PrimitiveType, ShapeProto};
 use meshloom::hlo::read;
-use meshloom::hlo::text::{TextOptions, print, print_with_config};
+use meshloom::hlo::text::{Layouts, TextOptions, print, print_with_config};
 use prost::Message;
 use support::normal_hlo::normalize;
 
@@ -370,4 +370,212 @@ fn every_array_that_is_read_has_a_layout() {
         }
     }
     assert!(texts.len() > 10 && scalars > 100, "{} {scalars}", texts.len());
+}
+
+/// Texts that say the same, in newer short forms and in full.
+#[test]
+fn elements_of_tuples_stand_as_operands() {
+    let module =
+        |lines: &str| format!("HloModule m\n\nENTRY e {{\n  p = (f32[4], (s32[], f32[4])) parameter(0)\n{lines}}}\n");
+    let printed = |text: &str| print_with_config(&parse(text).unwrap(), &TextOptions::parseable());
+    let short = "  a = f32[4] add(%p#0, p#1#1)\n  b = f32[4] add(f32[4]{0} %p#0, a), control-predecessors={a}\n  \
+                 ROOT t = (s32[], f32[4]) tuple(p #1 #0, b)\n";
+    let full = "  p_0 = f32[4] get-tuple-element(p), index=0\n  p_1 = (s32[], f32[4]) get-tuple-element(p), index=1\n  \
+                p_1_1 = f32[4] get-tuple-element(p_1), index=1\n  a = f32[4] add(p_0, p_1_1)\n  \
+                b = f32[4] add(p_0, a), control-predecessors={a}\n  \
+                p_1_0 = s32[] get-tuple-element(p_1), index=0\n  ROOT t = (s32[], f32[4]) tuple(p_1_0, b)\n";
+    assert_eq!(printed(&module(short)), printed(&module(full)));
+    // A name that is taken gets a number.
+    let taken = module("  p_0 = f32[] constant(1)\n  ROOT n = f32[4] negate(p#0)\n");
+    assert!(printed(&taken).contains("%p_0.1 = f32[4]{0} get-tuple-element(%p), index=0"), "{}", printed(&taken));
+    for (operand, expected) in [
+        ("p#2", "p has no element 2 here: there are 2 in its shape"),
+        ("p#0#0", "p has no element 0 here: there are 0 in its shape"),
+        ("p#-1", "p has no element -1 here: there are 2 in its shape"),
+        ("s32[] p#0", "the shape stated here is not the shape of p"),
+        ("q#0", "no instruction above is named q in this computation"),
+    ] {
+        let error = parse(&module(&format!("  ROOT n = f32[4] negate({operand})\n"))).unwrap_err();
+        assert_eq!(error.message, expected, "{operand}");
+    }
+}
+
+/// Text of XLA of late 2026 prints again unchanged.
+#[test]
+fn newer_attributes_read_and_print_the_same() {
+    let lines = [
+        "%c.1 = pred[4]{0} compare(%p, %p), direction=LT, order=TOTAL",
+        "%t.1 = (f32[2]{0}, s32[2]{0}) topk(%p), k=2, largest=true, is_stable=true",
+        "%b.1 = f32[4]{0} collective-broadcast(%p), channel_id=1, replica_groups={{0,1}}, has_dynamic_root=true",
+        "%n.1 = f32[4]{0} negate(%p), sharding={mesh['x'=2,'y'=2], [{'x'}], unreduced=max{'y'}}",
+        "%n.2 = f32[4]{0} negate(%p), sharding={mesh['x'=2], unreduced=min}",
+        "%u.1 = u32[4]{0} mulhi(%q, %q)",
+        "%s.1 = ((f32[4]{0}), f32[4]{0}, u32[]) custom-call-start(%p), custom_call_target=\"f\", \
+         output_to_operand_aliasing={{}: (0, {})}, output_to_operand_aliasing={{1}: (0, {})}",
+        "%s.2 = ((f32[4]{0}), f32[4]{0}, u32[]) custom-call-update(%s.1), output_to_operand_aliasing={{0}: (0, {0})}",
+        "%s.3 = f32[4]{0} custom-call-done(%s.2)",
+        "%s.4 = ((f32[4]{0}), f32[4]{0}, u32[]) negate-start(%p), output_to_operand_aliasing={{1}: (0, {})}",
+        "%s.5 = f32[4]{0} negate-done(%s.4)",
+    ];
+    let header = "HloModule m, entry_computation_layout={(f32[4]{0}, u32[4]{0})->f32[4]{0}}, \
+                  frontend_attributes={a=\"b\"},\ndebug_attributes={\n  \
+                  {\"p\"}:({log_mode=default,callback_id=3,partitioned=true,op_id=1},{}),\n  \
+                  {\"q\" {0}}:({log_mode=no_fusion})\n}\n\n";
+    let mut text = header.to_owned()
+        + "ENTRY %e (p: f32[4], q: u32[4]) -> f32[4] {\n  %p = f32[4]{0} parameter(0)\n  \
+                                        %q = u32[4]{0} parameter(1)\n";
+    lines.iter().for_each(|line| text += &format!("  {line}\n"));
+    text += "  ROOT %r = f32[4]{0} copy(%p)\n}\n";
+    let (_, printed) = check_identity("newer attributes", &text);
+    assert_eq!(printed.trim_end(), text.trim_end());
+}
+
+/// Forms beside those that we print: each line, and how it prints.
+#[test]
+fn other_forms_read_as_ours() {
+    for (line, printed) in [
+        ("compare(p, p), direction=EQ, order=PARTIAL", "compare(%p, %p), direction=EQ"),
+        ("negate(p), sharding={single_device[device_id=3]}", "negate(%p), sharding={maximal_mesh[device_id=3]}"),
+        (
+            "negate(p), sharding={unreduced=max}",
+            "negate(%p), sharding={unreduced metadata={op_type=\"sdy::reduction_op\" op_name=\"MAX\"}}",
+        ),
+        (
+            "negate(p), sharding={mesh['x'=2,'y'=2], [{}], unreduced=sum{'x'}}",
+            "negate(%p), sharding={mesh['x'=2,'y'=2], [{}], unreduced={'x'}}",
+        ),
+        (
+            "custom-call(p), custom_call_target=\"f\", operand_precision={HIGHEST}, api_version=API_VERSION_UNSPECIFIED",
+            "custom-call(%p), operand_precision={highest}, custom_call_target=\"f\"",
+        ),
+        ("topk(p), k=1, largest=false, is_stable=false", "topk(%p), k=1, largest=false"),
+        ("constant(2.5)", "constant({...})"),
+        ("tanh(p), result_accuracy={mode=HIGHEST}", "tanh(%p), result_accuracy={mode=highest}"),
+    ] {
+        let text = entry(&format!("  ROOT y = f32[4] {line}")).replace("x = f32[4]", "p = f32[4]");
+        let (_, found) = check_identity(line, &text);
+        assert!(found.contains(&format!("ROOT %y = f32[4]{{0}} {printed}\n")), "{line}: {found}");
+    }
+    let one = check_identity("one element", &entry("  ROOT y = bf16[1,1,1] constant(1.5)")).1;
+    assert!(one.contains("constant({ { {1.5} } })"), "{one}");
+}
+
+/// The shapes that XLA infers where a text leaves them out.
+#[test]
+fn shapes_that_are_left_out() {
+    const CALLED: &str = "sum {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n\n\
+                          wide {\n  a = f32[] parameter(0)\n  ROOT s = f64[] convert(a)\n}\n\n\
+                          step {\n  a = f32[8] parameter(0)\n  b = f32[8] parameter(1)\n  \
+                          ROOT t = (f32[8], f32[8]) tuple(a, b)\n}\n\n";
+    const PARAMETERS: &str = "  x = f32[4,8] parameter(0)\n  z = f32[] parameter(1)\n  i = s32[3,1] parameter(2)\n  \
+                              k = f32[3,6,16] parameter(3)\n  v = f32[8] parameter(4)\n  m = f32[8,6,5] parameter(5)\n";
+    for (line, shape) in [
+        ("pad(x, z), padding=1_2x0_-1_2", "f32[7,21]"),
+        ("reduce(x, z), dimensions={1}, to_apply=sum", "f32[4]"),
+        ("reduce(x, x, z, z), dimensions={0}, to_apply=sum", "(f32[8], f32[8])"),
+        ("reduce-window(x, z), window={size=1x3 stride=1x2 pad=0_0x1_1}, to_apply=sum", "f32[4,4]"),
+        ("map(x), dimensions={0,1}, to_apply=wide", "f64[4,8]"),
+        ("topk(x), k=2", "(f32[4,2], s32[4,2])"),
+        ("fft(x), fft_type=RFFT, fft_length={8}", "c64[4,5]"),
+        (
+            "gather(x, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,8}",
+            "f32[3,8]",
+        ),
+        ("convolution(m, k), window={size=3 pad=1_1}, dim_labels=bf0_0io->b0f", "f32[8,5,16]"),
+        ("broadcast(z)", "f32[]"),
+        ("batch-norm-training(x, v, v), epsilon=0.5, feature_index=1", "(f32[4,8], f32[8], f32[8])"),
+        ("batch-norm-inference(x, v, v, v, v), epsilon=0.5, feature_index=1", "f32[4,8]"),
+        ("triangular-solve(x, v)", "f32[8]"),
+        ("set-dimension-size(v, i), dimensions={0}", "f32[<=8]"),
+        ("scan(x, v), dimensions={0}, num_carries=1, to_apply=step", "(f32[4,8], f32[8])"),
+        ("mulhi(i, i)", "s32[3,1]"),
+        ("imag(x)", "f32[4,8]"),
+    ] {
+        let text = format!("HloModule m\n\n{CALLED}ENTRY e {{\n{PARAMETERS}  ROOT y = {line}\n}}\n");
+        let options = TextOptions { layouts: Layouts::None, ..TextOptions::parseable() };
+        let printed = print_with_config(&parse(&text).unwrap_or_else(|error| panic!("{line}: {error}")), &options);
+        assert!(printed.contains(&format!("ROOT %y = {shape} ")), "{line}: {printed}");
+    }
+}
+
+/// An attribute of an XLA that is newer than this reader is noted; one that is nearly known is a mistake.
+#[test]
+fn unknown_attributes_are_passed_over() {
+    let text = "HloModule m, flux={1, {2}, \"}\"}, replica_count=2\n\nENTRY e {\n  p = f32[4] parameter(0), \
+                metadata={op_name=\"f\" quark=7 spin=\"x y\" source_line=3}\n  \
+                a = f32[4] negate(p), flux=[2,4]<=[8]T(0), quark=(1, 2), sharding={replicated}, spin=half\n  \
+                ROOT b = f32[4] negate(a), spin=\"\\\"\", backend_config={\"a\":\"}\"}\n}, spin=up\n";
+    let found = read::read(text.as_bytes(), &read::Limits::default()).unwrap();
+    assert_eq!(
+        found.passed_over.to_string(),
+        "attribute flux of a module, attribute flux of negate, attribute quark of negate, attribute spin of a \
+         computation, attribute spin of negate (2 times), field quark of metadata, field spin of metadata"
+    );
+    assert_eq!(found.passed_over.count(), 8);
+    assert_eq!(found.config.unwrap().replica_count, 2);
+    let [parameter, negated, root] = found.module.computations[0].instructions.as_slice() else { panic!() };
+    assert_eq!(parameter.metadata.as_ref().unwrap().source_line, 3);
+    assert!(negated.sharding.is_some());
+    assert_eq!(root.backend_config, b"{\"a\":\"}\"}");
+    for (line, expected) in [
+        (
+            "  y = f32[4] all-gather(x), dimensions={0}, replica_group={}",
+            "all-gather has no attribute \"replica_group\" (did you mean \"replica_groups\"?)",
+        ),
+        (
+            "  y = f32[4] negate(x), metadata={opname=\"f\"}",
+            "metadata has no field \"opname\" (did you mean \"op_name\"?)",
+        ),
+        ("  y = f32[4] negate(x), flux={{1", "no bracket closes this value"),
+        ("  y = f32[4] negate(x), flux=", "expected a value, found '}'"),
+    ] {
+        assert_eq!(parse(&entry(line)).unwrap_err().message, expected, "{line}");
+    }
+    let many: String = (0..1000).map(|number| format!(", flux_{number}=1")).collect();
+    let text = entry(&format!("  y = f32[4] negate(x){many}"));
+    let found = read::read(text.as_bytes(), &read::Limits::default()).unwrap().passed_over;
+    assert_eq!(found.count(), 1000);
+    assert!(found.to_string().ends_with(" and 984 more"), "{found}");
+}
+
+/// The reader says of every beginning of a text that more should follow.
+#[test]
+fn a_text_that_stops_is_called_so() {
+    let text = "HloModule m, entry_computation_layout={(f32[4]{0}, s32[2]{0})->f32[4]{0}}\n\n\
+                %f (a: f32[4]) -> f32[4] {\n  ROOT %a = f32[4]{0} parameter(0), metadata={op_name=\"a\\tb\"}\n}\n\n\
+                ENTRY %e (x: f32[4], i: s32[2]) -> f32[4] {\n  %x = f32[4]{0} parameter(0)\n  \
+                %i = s32[2]{0} parameter(1)\n  %c = s32[2]{0} constant({-1, 2})\n  /* c */\n  \
+                ROOT %y = f32[4]{0} call(%x), to_apply=%f, sharding={devices=[2]<=[2]}, backend_config={\"a\":1}\n}\n";
+    parse(text).unwrap();
+    for end in "HloModule ".len()..text.trim_end().len() {
+        let error = parse(&text[..end]).map(|_| ()).expect_err(&text[..end]);
+        assert!(error.message.contains("the text ends here"), "{error}\n--- of\n{}", &text[..end]);
+    }
+    // A mistake in the middle, or in a line that is whole, is something else.
+    for line in ["  y = f32[4] negat(x)", "  y = f32[4] negate(x), sharding={devices=[2]<=[2}"] {
+        let error = parse(&entry(line)).unwrap_err();
+        assert!(!error.message.contains("the text ends here"), "{error}");
+    }
+}
+
+/// Comments of any length, as tests of XLA have them, may stand before HLO; and a computation may stand alone.
+#[test]
+fn hlo_is_found_by_its_beginning() {
+    let read = |text: &str| read::read(text.as_bytes(), &read::Limits::default());
+    let body = "  p = f32[4] parameter(0)\n  ROOT n = f32[4] negate(p)\n}\n";
+    let run = "// RUN: tool %s | check %s\n".repeat(400);
+    for text in [
+        format!("{run}\nHloModule m\n\nENTRY e {{\n{body}"),
+        format!("/* {} */ ENTRY e {{\n{body}", "x".repeat(10_000)),
+        format!("{run}%e (p: f32[4]) -> f32[4] {{\n{body}"),
+        format!("{run}e (p: f32[4]) -> f32[4] {{\n{body}"),
+        format!("e.1 {{\n{body}"),
+        format!("HloModule m:\n\nENTRY e (p f32[4]) -> f32[4] {{\n{body}"),
+    ] {
+        let found = read(&text).unwrap_or_else(|error| panic!("{error}\n{}", &text[text.len() - 200..]));
+        assert_eq!((found.form, found.module.computations.len()), (read::Form::Text, 1));
+    }
+    for text in ["words (of prose)", "fn main() {\n}\n", "a {\n  color: red;\n}\n", "// nothing but a comment\n"] {
+        assert!(matches!(read(text), Err(read::ReadError::OtherText { .. })), "{text}");
+    }
 }

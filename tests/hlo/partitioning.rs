@@ -156,3 +156,59 @@ fn each_mark_is_known() {
         assert_eq!(kind(&of(scheduled.as_bytes())), expected, "{name}, scheduled");
     }
 }
+
+/// A region that is manual along some axes of its mesh is to be partitioned along the others.
+#[test]
+fn some_axes_may_be_manual() {
+    let border = |name: &str, shape: &str, operand: &str, target: &str, axes: &str, key: &str| {
+        format!(
+            "{name} = {shape} custom-call({operand}), custom_call_target=\"xla.sdy.{target}\", \
+             frontend_attributes={{xla.sdy.manual_axes=\"#sdy<manual_axes{{{axes}}}>\",\
+             xla.sdy.{key}=\"#sdy.sharding_per_value<[<@mesh, [{{\\\"data\\\"}}]>]>\"}}"
+        )
+    };
+    let region = |axes: &str, inside: &str| {
+        let enter = border("e", "f32[8]{0}", "p", "GlobalToLocalShape", axes, "in_shardings");
+        let leave = border("ROOT l", "f32[16]{0}", "n", "LocalToGlobalShape", axes, "out_shardings");
+        format!("p = f32[16]{{0}} parameter(0)\n  {enter}\n  {inside}\n  {leave}")
+    };
+    let (data, tensor) = ("\\\"data\\\"", "\\\"tensor\\\"");
+    let negate = "n = f32[8]{0} negate(e)";
+    let nested = [
+        border("i", "f32[2]{0}", "e", "GlobalToLocalShape", tensor, "in_shardings"),
+        "m = f32[2]{0} negate(i)".to_owned(),
+        border("n", "f32[8]{0}", "m", "LocalToGlobalShape", tensor, "out_shardings"),
+    ]
+    .join("\n  ");
+    let tiled = |sharding: &str| {
+        format!(
+            "p = f32[16]{{0}} parameter(0)\n  e = f32[8]{{0}} custom-call(p), \
+             custom_call_target=\"SPMDFullToShardShape\", sharding={sharding}\n  {negate}\n  ROOT l = f32[16]{{0}} \
+             custom-call(n), custom_call_target=\"SPMDShardToFullShape\", sharding={{devices=[8]<=[8]}}"
+        )
+    };
+    let left = |axes: &[&str]| Some(axes.iter().map(|axis| (*axis).to_owned()).collect::<Vec<_>>());
+    let cases = [
+        (region(&format!("{data}, {tensor}"), negate), "manual", None),
+        (region(data, negate), "pending", left(&["tensor"])),
+        // Both regions together are manual along all axes.
+        (region(data, &nested), "manual", None),
+        (region(data, &format!("{nested}\n  q = f32[8]{{0}} add(n, e)")), "pending", left(&["tensor"])),
+        (tiled("{manual}"), "manual", None),
+        (tiled("{devices=[1,2,4]<=[8] last_tile_dims={manual, replicated}}"), "pending", left(&[])),
+        (tiled("{devices=[1,8]<=[8] last_tile_dims={manual}}"), "manual", None),
+    ];
+    for (entry, expected, expected_left) in cases {
+        let meshes = "{mesh = #sdy.mesh<[\"data\"=2, \"tensor\"=4, \"one\"=1]>}";
+        let text = format!(
+            "HloModule m, num_partitions=8, frontend_attributes={{xla.sdy.meshes={meshes}}}\n\nENTRY main {{\n  {entry}\n}}\n"
+        );
+        let found = of(text.as_bytes());
+        assert_eq!(kind(&found), expected, "{text}");
+        let along = match found {
+            Partitioning::Pending { along, .. } => along,
+            _ => None,
+        };
+        assert_eq!(along, expected_left, "{text}");
+    }
+}

@@ -306,3 +306,47 @@ fn shardy_partitions_what_is_read() {
         assert!(!found[0].is_empty(), "{}", program.name);
     }
 }
+
+#[test]
+fn the_program_is_main_or_the_one_that_is_asked_for() {
+    let f = |name: &str, op: &str| {
+        format!(
+            "func.func {name}(%x: tensor<f32>) -> tensor<f32> {{ %0 = {op} %x : tensor<f32>\n return %0 : tensor<f32> }}"
+        )
+    };
+    let negate = |name: &str| f(name, "stablehlo.negate");
+    let entry = |text: &str, function: Option<&str>| {
+        let found = read::read_function(text.as_bytes(), &read::Limits::default(), function);
+        found.map(|found| found.module.entry_computation_name).map_err(|error| error.to_string())
+    };
+    let several = format!("module {{ {} {} {} }}", negate("@f"), negate("private @g"), negate("public @h"));
+    assert_eq!(entry(&several, Some("h")), Ok("h".to_owned()));
+    assert_eq!(entry(&several, Some("g")), Ok("g".to_owned()));
+    let message = entry(&several, None).unwrap_err();
+    assert!(message.contains("there is no @main, and 2 functions are public"), "{message}");
+    assert!(message.contains("choose one with --function of hlo-dump") && message.contains("@f, @h"), "{message}");
+    let message = entry(&several, Some("hh")).unwrap_err();
+    assert!(message.contains("there is no function @hh; there are @f, @g, @h"), "{message}");
+    assert_eq!(entry(&format!("module {{ {} {} }}", negate("@f"), negate("@main")), None), Ok("main".to_owned()));
+    assert_eq!(entry(&format!("module {{ {} {} }}", negate("@f"), negate("private @g")), None), Ok("f".to_owned()));
+    // A function without a body is declared only, and other ops beside functions say nothing of the program.
+    let declared = format!(
+        "module  {{ func.func private @d(tensor<f32> {{a.b = 1 : i32}}) -> tensor<f32>\n \"a.b\"() : () -> ()\n {} }}",
+        negate("@f")
+    );
+    assert_eq!(entry(&declared, None), Ok("f".to_owned()));
+    let inside = format!(
+        "module @outer {{ sdy.mesh @m = <[\"a\"=2]>\n module @inner attributes {{mhlo.num_partitions = 2 : i32}} {{ {} }} }}",
+        negate("@f")
+    );
+    let found = read::read(inside.as_bytes(), &read::Limits::default()).unwrap();
+    assert_eq!((found.config.unwrap().num_partitions, found.module.name.as_str()), (2, "inner"));
+    let twice =
+        format!("module {{ module @a {{ {} }} module @b {{ {} }} }}", negate("@main"), f("@main", "stablehlo.abs"));
+    let message = entry(&twice, None).unwrap_err();
+    assert!(message.contains("2 modules have a @main") && message.contains("@a::main, @b::main"), "{message}");
+    assert_eq!(entry(&twice, Some("b::main")), Ok("main".to_owned()));
+    assert_eq!(entry(&several.replace("func.func", "func"), Some("f")), Ok("f".to_owned()));
+    let message = entry("HloModule m\nENTRY e { ROOT x = f32[] parameter(0) }", Some("e")).unwrap_err();
+    assert!(message.contains("a function is chosen from StableHLO, and it is HLO text"), "{message}");
+}

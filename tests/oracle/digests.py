@@ -28,6 +28,7 @@ READS = {
     "hlo_text.py": ["crates/hlo/src/text", "crates/hlo/src/text.rs", "crates/hlo/src/number.rs", "crates/hlo/src/syntax"],
     "lowered.py": ["tests/foreign/lowered"],
     "presets.py": ["crates/models/src/families/named_models"],
+    "python_module.py": ["python/hlo_dump"],
     "second_order.py": ["tests/compiler/second_order.rs"],
     "stablehlo.py": ["hlo_snapshots", "tests/oracle/hlo", "tests/foreign", "crates/hlo/src/stablehlo"],
 }

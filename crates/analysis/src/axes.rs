@@ -331,20 +331,34 @@ fn plain_mesh(mesh: &MeshProto) -> Option<Mesh> {
 
 /// The meshes of `{mesh = #sdy.mesh<["data"=2, "fsdp"=4]>}`; one with a device order of its own is left out.
 fn sdy_meshes(text: &str) -> Vec<Mesh> {
+    let plain = named_sdy_meshes(text).into_iter().filter(|mesh| !mesh.has_order);
+    plain.filter_map(|mesh| Mesh::new(mesh.axes.iter().map(|(name, size)| (name.as_str(), *size))).ok()).collect()
+}
+
+/// A mesh that Shardy's attribute of a module declares.
+pub(super) struct SdyMesh {
+    pub(super) name: String,
+    pub(super) axes: Vec<(String, usize)>,
+    /// Whether its devices are in an order of their own.
+    has_order: bool,
+}
+
+/// The meshes of `{mesh = #sdy.mesh<["data"=2, "fsdp"=4]>, other = ...}`.
+pub(super) fn named_sdy_meshes(text: &str) -> Vec<SdyMesh> {
+    // The text may be a string within a string.
+    let plain = |word: &str| word.trim().trim_matches(['\\', '"']).to_owned();
+    let axis = |part: &str| {
+        let (name, size) = part.split_once('=')?;
+        Some((plain(name), size.trim().parse::<usize>().ok()?))
+    };
     let mut meshes = Vec::new();
-    for definition in text.split("sdy.mesh<").skip(1) {
+    for (before, definition) in text.split("sdy.mesh<").zip(text.split("sdy.mesh<").skip(1)) {
         let Some((axes, rest)) = definition.split_once(']') else { continue };
-        if rest.trim_start().starts_with(',') {
-            continue;
-        }
-        let axis = |part: &str| {
-            let (name, size) = part.split_once('=')?;
-            // The text may be a string within a string.
-            Some((name.trim().trim_matches(['\\', '"']).to_owned(), size.trim().parse::<usize>().ok()?))
-        };
         let parts = axes.trim_start().trim_start_matches('[').split(',').filter(|part| !part.trim().is_empty());
         let Some(axes) = parts.map(axis).collect::<Option<Vec<_>>>() else { continue };
-        meshes.extend(Mesh::new(axes.iter().map(|(name, size)| (name.as_str(), *size))));
+        let name = before.trim_end_matches(['#', ' ', '=']).rsplit([' ', ',', '{']).next().map(plain);
+        let has_order = rest.trim_start().starts_with(',');
+        meshes.push(SdyMesh { name: name.unwrap_or_default(), axes, has_order });
     }
     meshes
 }

@@ -1,5 +1,6 @@
 //! The number of devices that a module is for.
 
+use super::custom_collectives::CallDevices;
 use super::megascale::slice_count;
 use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::{HloModuleConfigProto, HloModuleProto, OpSharding};
@@ -34,14 +35,18 @@ pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProt
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
     let (mut named, mut across_partitions) = (1, false);
     for instruction in instructions {
-        let groups = DeviceGroups::of(instruction).largest();
+        let call = CallDevices::of(instruction);
+        let groups = call.as_ref().map_or_else(|| DeviceGroups::of(instruction), |call| call.groups.clone()).largest();
+        let in_call = call.iter().flat_map(|call| &call.pairs).map(|&(from, to)| from.max(to).saturating_add(1)).max();
         let pairs = instruction
             .source_target_pairs
             .iter()
             .map(|pair| positive(pair.source.max(pair.target).saturating_add(1)))
-            .max();
+            .max()
+            .or(in_call);
         if groups.is_some() || pairs.is_some() {
-            across_partitions |= instruction.channel_id > 0;
+            // JAX's custom calls are for partitions.
+            across_partitions |= instruction.channel_id > 0 || call.is_some();
         }
         let tiles = instruction.sharding.as_deref().map(sharded_over);
         named = [groups, pairs, tiles].into_iter().flatten().fold(named, u64::max);

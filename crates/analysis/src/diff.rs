@@ -1,7 +1,7 @@
 //! The differences in meaning between two modules.
 //!
 //! These differences mean nothing: names, ids, the order of independent instructions, channel numbers, the form of
-//! device groups, and default layouts. The comparison covers:
+//! device groups, default layouts, and the ways in which versions of XLA state an attribute. The comparison covers:
 //!
 //! | part | compared by |
 //! |---|---|
@@ -25,7 +25,8 @@ use super::collectives::{ModuleCollective, ModuleCollectives};
 use super::index::{Computation, Module};
 use super::walk::Walk;
 use crate::Amount;
-use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, LayoutProto, ShapeProto};
+use meshloom_hlo::proto::result_accuracy::Specs;
+use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, LayoutProto, PrimitiveType, ShapeProto};
 use meshloom_hlo::sort;
 use meshloom_hlo::source::{Sources, op_name};
 use meshloom_hlo::text::{Layouts, print_shape};
@@ -125,12 +126,16 @@ impl ModuleDiff {
 
 /// Compares two modules whose collectives are known (with axes, if there is a mesh).
 pub fn diff(before: (&HloModuleProto, &ModuleCollectives), after: (&HloModuleProto, &ModuleCollectives)) -> ModuleDiff {
-    let (operations_before, operations_after) = (Operations::of(before.0), Operations::of(after.0));
+    let [walk_before, walk_after] = [before.0, after.0].map(Walk::of);
+    let [signatures_before, signatures_after] = [&walk_before, &walk_after].map(|walk| Signatures::of(walk.module()));
+    let operations_before = Operations::of(before.0, &walk_before, &signatures_before);
+    let operations_after = Operations::of(after.0, &walk_after, &signatures_after);
+    let wiring_before = fingerprint(before.0, walk_before.module(), &signatures_before);
     ModuleDiff {
         collectives: collective_changes(before.1, after.1),
         operations: operations_before.changes(&operations_after),
         names: operations_before.name_changes(&operations_after),
-        same_wiring: fingerprint(before.0) == fingerprint(after.0),
+        same_wiring: wiring_before == fingerprint(after.0, walk_after.module(), &signatures_after),
     }
 }
 
@@ -238,19 +243,20 @@ struct Alike<'a> {
 }
 
 impl<'a> Operations<'a> {
-    fn of(module: &'a HloModuleProto) -> Operations<'a> {
-        let (walk, sources) = (Walk::of(module), Sources::of(module));
+    fn of(module: &'a HloModuleProto, walk: &Walk<'a>, signatures: &Signatures) -> Operations<'a> {
+        let sources = Sources::of(module);
         let mut by_kind: FxHashMap<u64, Alike<'a>> = FxHashMap::default();
-        let mut known: FxHashMap<*const HloInstructionProto, u64> = FxHashMap::default();
+        let mut known: FxHashMap<(usize, usize), u64> = FxHashMap::default();
         for step in walk.steps() {
             let instruction = step.instruction;
             if is_plumbing(&instruction.opcode) {
                 continue;
             }
             let computation = walk.computation(step.place);
-            let key = *known.entry(instruction).or_insert_with(|| {
+            let at = (step.place.number(), step.position);
+            let key = *known.entry(at).or_insert_with(|| {
                 let mut hasher = FxHasher::default();
-                signature(instruction, &mut hasher);
+                signatures.0[at.0][at.1].hash(&mut hasher);
                 for operand in computation.operands(instruction).flatten() {
                     operand.shape.as_ref().map(plain_shape).map(|shape| shape.encode_to_vec()).hash(&mut hasher);
                 }
@@ -358,16 +364,42 @@ fn shapes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> S
     if operands.is_empty() { text(instruction) } else { format!("{} ({})", text(instruction), operands.join(", ")) }
 }
 
+/// A hash of the operation of each instruction, by the numbers of its computation and its position.
+struct Signatures(Vec<Vec<u64>>);
+
+impl Signatures {
+    fn of(module: &Module<'_>) -> Signatures {
+        let of = |computation: &Computation<'_>| -> Vec<u64> {
+            let instructions = computation.instructions().iter();
+            instructions
+                .map(|instruction| {
+                    let mut hasher = FxHasher::default();
+                    signature(computation, instruction, &mut hasher);
+                    hasher.finish()
+                })
+                .collect()
+        };
+        Signatures(module.computations().iter().map(of).collect())
+    }
+}
+
 /// Hashes the operation of an instruction, without its name and its operands.
-fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
+fn signature(computation: &Computation<'_>, instruction: &HloInstructionProto, hasher: &mut FxHasher) {
     /// Numbers of the fields of `HloInstructionProto` that do not describe the operation (name, metadata, ids, control
-    /// predecessors, channels, backend configs, frontend attributes, statistics, original values), and of those that
-    /// are compared separately (shape, literal, devices, called computations).
-    const LEFT_OUT: [u64; 20] = [1, 3, 7, 8, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 82, 87, 88, 92, 93, 99];
-    instruction.shape.as_ref().map(|shape| plain_shape(shape).encode_to_vec()).hash(hasher);
+    /// predecessors, channels, backend configs, frontend attributes, statistics, original values, the version of a
+    /// custom call's interface), and of those that are compared separately (shapes, literal, devices, called
+    /// computations, the type and order of a comparison).
+    const LEFT_OUT: [u64; 25] =
+        [1, 3, 7, 8, 26, 29, 35, 36, 37, 38, 43, 45, 49, 52, 57, 68, 72, 77, 82, 87, 88, 92, 93, 99, 102];
+    let shapes = instruction.shape.iter().chain(instruction.outfeed_shape.as_deref());
+    for shape in shapes.chain(&instruction.operand_shapes_with_layout) {
+        plain_shape(shape).encode_to_vec().hash(hasher);
+    }
+    is_total_order(computation, instruction).hash(hasher);
     for field in wire::fields(&instruction.encode_to_vec()).flatten() {
         // XLA writes messages without content.
-        if !LEFT_OUT.contains(&field.number) && field.bytes.is_none_or(|bytes| !bytes.is_empty()) {
+        let is_empty = field.bytes.is_some_and(<[u8]>::is_empty);
+        if !is_empty && !LEFT_OUT.contains(&field.number) && !says_nothing(instruction, field.number) {
             field.raw.hash(hasher);
         }
     }
@@ -376,6 +408,32 @@ fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
     for field in wire::fields(&literal.encode_to_vec()).flatten().filter(|field| field.number != 1) {
         field.raw.hash(hasher);
     }
+}
+
+/// Whether the field of this number has the value that it has where it is left out.
+fn says_nothing(instruction: &HloInstructionProto, field: u64) -> bool {
+    match field {
+        50 => instruction.feature_group_count == 1,
+        51 => instruction.precision_config.as_ref().is_some_and(|config| {
+            config.algorithm == 0 && config.operand_precision.iter().all(|&precision| precision == 0)
+        }),
+        58 => instruction.batch_group_count == 1,
+        79 => instruction.async_execution_thread == "main",
+        91 => {
+            let specs = instruction.result_accuracy.as_ref().and_then(|accuracy| accuracy.specs.as_ref());
+            specs.is_none_or(|specs| *specs == Specs::Mode(0))
+        }
+        _ => false,
+    }
+}
+
+/// Whether a comparison of floating-point numbers orders all of them, NaN too. Versions of XLA state it as a type, as
+/// an order, or as both; comparisons of other numbers always do, and state it or not.
+fn is_total_order(computation: &Computation<'_>, instruction: &HloInstructionProto) -> bool {
+    let says = instruction.comparison_type == "TOTALORDER" || instruction.comparison_order.starts_with("TOTAL");
+    let operand = computation.operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
+    let of = operand.and_then(|shape| PrimitiveType::try_from(shape.element_type).ok()).unwrap_or_default();
+    says && instruction.opcode == "compare" && of.as_str_name().contains('F')
 }
 
 /// Returns a shape without the layouts that are the default.
@@ -404,16 +462,16 @@ fn plain_shape(shape: &ShapeProto) -> ShapeProto {
 }
 
 /// Returns a hash of the expressions by which a module computes its results.
-fn fingerprint(module: &HloModuleProto) -> u64 {
-    let index = Module::new(module);
+fn fingerprint(module: &HloModuleProto, index: &Module<'_>, signatures: &Signatures) -> u64 {
     let mut computations: FxHashMap<i64, u64> = FxHashMap::default();
     // Callees come before callers; a computation that calls itself counts as nothing.
     let mut stack = vec![(module.entry_computation_id, false)];
     let mut entered = rustc_hash::FxHashSet::default();
     while let Some((id, is_left)) = stack.pop() {
-        let Some(computation) = index.number(id).map(|number| &index.computations()[number]) else { continue };
+        let Some(number) = index.number(id) else { continue };
+        let computation = &index.computations()[number];
         if is_left {
-            let hash = expression(computation, &computations);
+            let hash = expression(computation, &signatures.0[number], &computations);
             computations.insert(id, hash);
         } else if entered.insert(id) {
             stack.push((id, true));
@@ -428,13 +486,13 @@ fn fingerprint(module: &HloModuleProto) -> u64 {
     hasher.finish()
 }
 
-fn expression(computation: &Computation<'_>, computations: &FxHashMap<i64, u64>) -> u64 {
+fn expression(computation: &Computation<'_>, signatures: &[u64], computations: &FxHashMap<i64, u64>) -> u64 {
     let mut values: FxHashMap<i64, u64> = FxHashMap::default();
     // An instruction with an effect counts even if no instruction reads it.
     let mut effects = 0u64;
-    for instruction in computation.instructions() {
+    for (instruction, signature) in computation.instructions().iter().zip(signatures) {
         let mut hasher = FxHasher::default();
-        signature(instruction, &mut hasher);
+        signature.hash(&mut hasher);
         instruction.operand_ids.iter().for_each(|id| values.get(id).hash(&mut hasher));
         instruction.called_computation_ids.iter().for_each(|id| computations.get(id).hash(&mut hasher));
         let value = hasher.finish();

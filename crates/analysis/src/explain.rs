@@ -2,22 +2,23 @@
 //!
 //! A module states some shardings and leaves the others to propagation inside XLA, which keeps no record of where each
 //! came from. So this analysis finds stated shardings: at the value itself, or else at the nearest values that it is
-//! computed from or that are computed from it, with the operations in between. Propagation starts there.
+//! computed from or that are computed from it, with the operations in between (`stated.rs`). Propagation starts there.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, VecDeque};
-use std::iter::successors;
+mod stated;
 
-use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
+use super::axes::AxisPart;
 use super::index::{Computation, Module};
-use super::partitioning::is_scalar;
-use super::shardings::is_partitioned;
-use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
+use super::shardings::{axes_of, is_partitioned};
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, OpSharding};
 use meshloom_hlo::source::{Sources, op_name};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, print_shape, print_sharding};
+use stated::StatedShardings;
 
 /// An instruction on the way to a stated sharding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +31,9 @@ pub struct TracedStep {
     pub shape: String,
     /// The sharding that it states, if any.
     pub sharding: Option<String>,
+    /// For each dimension, the mesh axes that split it by that sharding, where the mesh is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub axes: Option<Vec<Vec<AxisPart>>>,
     /// The scopes and the op of its metadata.
     pub op_name: String,
     /// The source line as `file:line`, if the module has it.
@@ -68,7 +72,12 @@ meshloom_hlo::debug_is_message!(UnknownValue);
 ///
 /// # Errors
 /// No value has the name.
-pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Result<Vec<StatedFrom>, UnknownValue> {
+pub fn trace_sharding(
+    module: &HloModuleProto,
+    mesh: Option<&Mesh>,
+    query: &str,
+    most: usize,
+) -> Result<Vec<StatedFrom>, UnknownValue> {
     let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_partitioned(module));
     let query = query.trim_start_matches('%');
     let is_described = |it: &HloInstructionProto| {
@@ -105,9 +114,10 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Resu
         let names: BTreeSet<&str> = names.collect();
         return Err(UnknownValue { query: query.to_owned(), suggestion: did_you_mean(query, names) });
     };
-    let trace = |(number, instruction)| {
-        let computation = &index.computations()[number];
-        let steps = nearest(computation, instruction).into_iter().map(|it| step(it, sources)).collect();
+    let search = StatedShardings::of(module, &index);
+    let trace = |(number, instruction): (usize, &HloInstructionProto)| {
+        let way = search.nearest(number, instruction);
+        let steps = way.into_iter().map(|(it, sharding)| step(it, sharding, mesh, sources)).collect();
         StatedFrom { steps, partitioned }
     };
     Ok(found.into_iter().map(trace).collect())
@@ -128,40 +138,20 @@ fn has_words(text: &str, query: &str) -> bool {
         && text.match_indices(query).any(|(at, _)| !text[..at].ends_with(is_word) && ends(&text[at + query.len()..]))
 }
 
-fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {
+fn step(
+    instruction: &HloInstructionProto,
+    sharding: Option<&OpSharding>,
+    mesh: Option<&Mesh>,
+    sources: Sources<'_>,
+) -> TracedStep {
+    let rank = instruction.shape.as_ref().map_or(0, |shape| shape.dimensions.len());
     TracedStep {
         name: instruction.name.clone(),
         opcode: instruction.opcode.clone(),
         shape: instruction.shape.as_ref().map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default(),
-        sharding: instruction.sharding.as_deref().map(print_sharding),
+        sharding: sharding.map(print_sharding),
+        axes: sharding.zip(mesh).and_then(|(sharding, mesh)| axes_of(sharding, rank, mesh)),
         op_name: op_name(instruction).to_owned(),
         source: sources.line(instruction).map(|line| line.to_string()),
     }
-}
-
-/// Returns the instructions from a value to the nearest stated sharding, over operands and readers; only the value if
-/// there is none.
-fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
-    let Some(first) = computation.position(start.id) else { return vec![start] };
-    let (instructions, readers) = (computation.instructions(), computation.readers());
-    let mut came_from = FxHashMap::from_iter([(first, None)]);
-    let mut queue = VecDeque::from([first]);
-    while let Some(at) = queue.pop_front() {
-        if instructions[at].sharding.is_some() {
-            let way = successors(Some(at), |at| came_from.get(at).copied().flatten());
-            let mut way: Vec<_> = way.map(|at| &instructions[at]).collect();
-            way.reverse();
-            return way;
-        }
-        for next in computation.operand_positions(&instructions[at]).chain(readers[at].iter().copied()) {
-            // A scalar has no sharding to pass on.
-            if !instructions[next].shape.as_ref().is_some_and(is_scalar)
-                && let Entry::Vacant(entry) = came_from.entry(next)
-            {
-                entry.insert(Some(at));
-                queue.push_back(next);
-            }
-        }
-    }
-    vec![start]
 }

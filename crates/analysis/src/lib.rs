@@ -9,6 +9,7 @@ pub mod chips;
 pub mod collectives;
 pub mod communication;
 pub mod cost;
+mod custom_collectives;
 mod device_walk;
 pub mod devices;
 pub mod diff;
@@ -18,6 +19,7 @@ pub mod explain;
 mod fused;
 pub mod executions;
 mod index;
+mod manual;
 #[doc(hidden)]
 pub mod internals;
 pub mod measured;
@@ -40,7 +42,9 @@ pub mod walk;
 pub use amount::{Amount, Bounds, Branch, sum};
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip, chip_of_kind};
-pub use collectives::{Conditional, ModuleCollective, ModuleCollectives, Together, collectives, collectives_of_walk};
+pub use collectives::{
+    Conditional, ModuleCollective, ModuleCollectives, Together, UncountedCall, collectives, collectives_of_walk,
+};
 pub use communication::{Communication, communication};
 pub use concurrent_collectives::collectives_at_once;
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
@@ -53,8 +57,8 @@ pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
 pub use measured::{Measured, MeasuredInstruction, longest_program};
 pub use megascale::{SliceTransfer, communication_of, slice_count};
 pub use memory::{
-    BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
-    memory_of_dump, memory_of_walk,
+    BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, OtherSpace, memory,
+    memory_of_assignment, memory_of_dump, memory_of_walk,
 };
 pub use overlap::{CollectiveOverlap, Hidden, ModuleOverlap, OverlapError, overlap};
 pub use partitioning::{Partitioning, has_local_shapes};

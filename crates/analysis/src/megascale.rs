@@ -9,6 +9,7 @@
 //! Devices are counted slice by slice, as in a mesh whose major axis is the one across slices.
 
 use super::communication::{Communication, communication};
+use super::custom_collectives::communication_of_call;
 use super::index::attribute;
 use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::device_groups::DeviceGroups;
@@ -56,11 +57,13 @@ impl SliceTransfer {
 }
 
 /// Returns the communication of an instruction, and whether it is the first of two halves. It is like
-/// [`communication`], but in a transfer between slices the send is the collective, and the receive its second half.
+/// [`communication`], but in a transfer between slices the send is the collective, and the receive its second half; and
+/// a custom call may be a collective.
 pub fn communication_of(instruction: &HloInstructionProto) -> Option<(Communication, bool)> {
     match (instruction.opcode.as_str(), SliceTransfer::of(instruction)) {
         ("send", Some(transfer)) => Some((Communication::Collective(transfer.kind), true)),
         ("recv", Some(_)) => None,
+        ("custom-call", _) => communication_of_call(instruction),
         (opcode, _) => communication(opcode),
     }
 }

@@ -14,16 +14,18 @@
 //!    of `SPMDFullToShardShape` or `xla.sdy.GlobalToLocalShape`, or have the sharding `{manual}`, up to
 //!    `SPMDShardToFullShape` or `xla.sdy.LocalToGlobalShape`. A module that computes nothing outside of them is the
 //!    program of one device, though its parameters and results have global shapes; meshloom emits such programs.
-//!    Scalars are the same on both sides of a border, so arithmetic on scalars alone does not count.
+//!    Scalars are the same on both sides of a border, so arithmetic on scalars alone does not count. A region that is
+//!    manual along some axes of the mesh only (`manual.rs`) is to be partitioned along the others.
 //!
 //! The text of a program that the partitioner has left without collectives and that is not compiled further looks like
 //! one that the partitioner has not seen, and counts as one.
 
 use rustc_hash::FxHashSet;
 
-use super::communication::communication;
 use super::devices::Devices;
 use super::index::{Computation, Module};
+use super::manual::{ManualAxes, MeshAxes};
+use super::megascale::communication_of;
 use meshloom_hlo::LOCAL_SHAPES;
 use meshloom_hlo::proto::op_sharding::Type;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, OpSharding, ShapeProto};
@@ -42,6 +44,9 @@ pub enum Partitioning {
     Pending {
         /// The name of an instruction that is to be partitioned.
         instruction: String,
+        /// The axes along which it is to be partitioned, if it is one device's part along all others; empty where the
+        /// module does not name them.
+        along: Option<Vec<String>>,
     },
 }
 
@@ -54,10 +59,10 @@ impl Partitioning {
         if is_past_partitioner(module) || has_local_shapes(module) {
             return Partitioning::Done;
         }
-        match first_global(&Module::new(module)) {
+        match first_global(&Module::new(module), &MeshAxes::of(module)) {
             None => Partitioning::Manual,
             Some(_) if is_communicating(module) => Partitioning::Done,
-            Some(instruction) => Partitioning::Pending { instruction: instruction.name.clone() },
+            Some((instruction, along)) => Partitioning::Pending { instruction: instruction.name.clone(), along },
         }
     }
 
@@ -108,7 +113,7 @@ pub fn has_local_shapes(module: &HloModuleProto) -> bool {
 /// Whether a module communicates and nothing marks the parts of it that are to be partitioned.
 fn is_communicating(module: &HloModuleProto) -> bool {
     let is_marked = |it: &HloInstructionProto| Border::of(it).is_some() || is_manual(it);
-    instructions(module).any(|it| communication(&it.opcode).is_some() || it.opcode == "partition-id")
+    instructions(module).any(|it| communication_of(it).is_some() || it.opcode == "partition-id")
         && !instructions(module).any(is_marked)
 }
 
@@ -121,59 +126,74 @@ pub(super) fn is_manual(instruction: &HloInstructionProto) -> bool {
 /// The region that a value lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Region {
-    /// The value is outside of manual regions.
-    Global,
-    /// The value may be on either side: it is computed from nothing.
+    /// The value may be on either side of a border: it is computed from nothing.
     Any,
-    /// The value is in a manual region. A value computed from it and from others is in the region too.
-    Manual,
+    /// The value is one device's part along these axes. A value computed from it and from others is so too.
+    Manual(ManualAxes),
 }
 
-/// Returns the first instruction that computes outside of manual regions.
-fn first_global<'a>(module: &Module<'a>) -> Option<&'a HloInstructionProto> {
+impl Region {
+    const GLOBAL: Region = Region::Manual(ManualAxes::NONE);
+
+    fn join(self, other: Region) -> Region {
+        match (self, other) {
+            (Region::Any, region) | (region, Region::Any) => region,
+            (Region::Manual(one), Region::Manual(other)) => Region::Manual(one.join(other)),
+        }
+    }
+
+    fn axes(self) -> ManualAxes {
+        match self {
+            Region::Any => ManualAxes::NONE,
+            Region::Manual(axes) => axes,
+        }
+    }
+}
+
+/// Returns the first instruction that computes outside of manual regions; if there is none, the first in a region that
+/// is not manual along all axes, with the axes that are left.
+fn first_global<'a>(module: &Module<'a>, meshes: &MeshAxes) -> Option<(&'a HloInstructionProto, Option<Vec<String>>)> {
     let borders = module.computations().iter().flat_map(Computation::instructions);
     // Without a manual region, a value that is computed from nothing is outside of them too.
     let of_nothing = match borders.into_iter().any(|it| Border::of(it) == Some(Border::IntoManual) || is_manual(it)) {
         true => Region::Any,
-        false => Region::Global,
+        false => Region::GLOBAL,
     };
-    let mut queue: Vec<(usize, Region)> = module.entry().map(|entry| (entry, Region::Global)).into_iter().collect();
+    let mut in_part = None;
+    let mut queue: Vec<(usize, Region)> = module.entry().map(|entry| (entry, Region::GLOBAL)).into_iter().collect();
     let mut seen: FxHashSet<(usize, Region)> = queue.iter().copied().collect();
     while let Some((number, parameters)) = queue.pop() {
         let computation = &module.computations()[number];
         let mut regions: Vec<Region> = Vec::with_capacity(computation.instructions().len());
         for it in computation.instructions() {
             let operands = it.operand_ids.iter().filter_map(|&id| regions.get(computation.position(id)?).copied());
+            let around = operands.fold(Region::Any, Region::join);
             let region = match (Border::of(it), it.opcode.as_str()) {
-                (Some(Border::IntoManual), _) => Region::Manual,
-                (Some(Border::OutOfManual), _) => Region::Global,
-                _ if is_manual(it) => Region::Manual,
-                (_, "parameter") => parameters,
+                (Some(Border::IntoManual), _) => Region::Manual(meshes.entering_manual(it, around.axes())),
+                (Some(Border::OutOfManual), _) => Region::Manual(meshes.out_of_manual(it, around.axes())),
+                (_, "parameter") if !is_manual(it) => parameters,
                 // A value computed from nothing joins the values that it is used with.
-                _ => match operands.fold(Region::Any, join) {
-                    Region::Any => of_nothing,
-                    region => region,
+                _ => match (meshes.of_value(it), around) {
+                    (Some(axes), around) => around.join(Region::Manual(axes)),
+                    (None, Region::Any) => of_nothing,
+                    (None, region) => region,
                 },
             };
             regions.push(region);
-            match it.opcode.as_str() {
-                "while" | "call" | "conditional" | "async-start" => {
+            match (it.opcode.as_str(), region) {
+                ("while" | "call" | "conditional" | "async-start", _) => {
                     let callees = it.called_computation_ids.iter().filter_map(|&id| module.number(id));
                     queue.extend(callees.map(|callee| (callee, region)).filter(|next| seen.insert(*next)));
                 }
-                _ if region == Region::Global && computes(computation, it) => return Some(it),
+                (_, Region::Manual(axes)) if axes != ManualAxes::ALL && computes(computation, it) => match axes {
+                    ManualAxes::NONE => return Some((it, None)),
+                    _ => in_part = in_part.or_else(|| Some((it, Some(meshes.left(axes))))),
+                },
                 _ => {}
             }
         }
     }
-    None
-}
-
-fn join(one: Region, other: Region) -> Region {
-    match (one, other) {
-        (Region::Any, region) | (region, Region::Any) => region,
-        (one, other) => one.max(other),
-    }
+    in_part
 }
 
 /// Whether an instruction computes a value of several elements from other values.

@@ -95,6 +95,12 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
     values
 }
 
+/// Returns for each dimension the mesh axes that split it, major to minor; `None` for a sharding that does not follow
+/// the mesh's axes.
+pub(super) fn axes_of(sharding: &OpSharding, rank: usize, mesh: &Mesh) -> Option<Vec<Vec<AxisPart>>> {
+    splits(sharding, rank).iter().map(|split| split.axes(mesh)).collect()
+}
+
 /// Whether every shape of a module is that of one device's part, whoever partitioned it ([`Partitioning::Done`]).
 pub(super) fn is_partitioned(module: &HloModuleProto) -> bool {
     Partitioning::of(module, device_count(module, None)) == Partitioning::Done

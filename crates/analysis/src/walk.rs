@@ -25,6 +25,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 
+use super::custom_collectives::communication_of_call;
 use super::index::{Computation, Module};
 use super::trip_count;
 use crate::{Amount, Branch};
@@ -505,6 +506,8 @@ fn call_sites(
             "fusion" => vec![(Via::Fusion, once); count],
             "call" => vec![(Via::Call, once); count],
             "async-start" => vec![(Via::Async, once); count],
+            // The reducer of a collective.
+            "custom-call" if communication_of_call(instruction).is_some() => continue,
             "custom-call" if offloaded || is_offloaded(instruction) => vec![(Via::Call, once); count],
             "custom-call" => vec![(Via::CustomCall, Times::Unknown); count],
             _ => continue,

@@ -82,11 +82,14 @@ pub struct Reading {
     /// In a dump folder: the file whose name contains this text, such as a pass
     #[arg(long, value_name = "TEXT", help_heading = "Reading", conflicts_with = "stage")]
     pub pass: Option<String>,
+    /// In StableHLO with several functions: the one that is the program; by default @main, or the only public one
+    #[arg(long, value_name = "NAME", help_heading = "Reading")]
+    pub function: Option<String>,
     /// Overrides one key of a run config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
     pub set: Vec<String>,
     /// The input is a run config, whatever its name: for the standard input, and files that are not named .toml
-    #[arg(long, help_heading = "Reading", conflicts_with_all = ["mesh", "module", "pass"])]
+    #[arg(long, help_heading = "Reading", conflicts_with_all = ["mesh", "module", "pass", "function"])]
     pub run_config: bool,
     /// Overrides by which a command changes a run config; HLO has none.
     #[arg(skip)]
@@ -323,6 +326,15 @@ pub struct Report {
 }
 
 #[derive(Args)]
+pub struct Lock {
+    #[command(flatten)]
+    pub input: Input,
+    /// The file; by default the standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Args)]
 pub struct Check {
     #[command(flatten)]
     pub input: Input,
@@ -367,6 +379,9 @@ pub struct Check {
     /// With --deny replication: the smallest parameter that counts; by default 64KiB
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub replicated_bytes: Option<u64>,
+    /// Compares with what `hlo-dump lock` wrote: nothing may be sent more often, nothing more be sent or held
+    #[arg(long, value_name = "FILE", help_heading = "Limits")]
+    pub lock: Option<PathBuf>,
     /// Checks a program that XLA has yet to partition, with its global shapes and without the collectives to come
     #[arg(long, help_heading = "Limits")]
     pub allow_unpartitioned: bool,

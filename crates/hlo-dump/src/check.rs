@@ -11,6 +11,7 @@ use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
 use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
+use crate::lock::TrafficLock;
 use crate::output::{self, BAD, GOOD, line, paint};
 use crate::{memory, overlap, replication};
 
@@ -65,6 +66,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     let loaded = load_one_device(arguments, needs_rates)?;
     let found = collectives::of(&loaded);
+    collectives::uncounted_text(&found.uncounted).iter().for_each(|text| output::note(text));
     let mut checks = amounts(arguments, &found, &loaded)?;
     let ahead = || ahead(&arguments.input, arguments.target.as_deref(), needs_rates);
     let ahead = compiles.then(ahead).transpose()?;
@@ -85,6 +87,20 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     for (text, denied) in &denied {
         let violations = violations(text, denied, &found, &loaded, replicated_bytes)?;
         checks.push(Verdict { limit: format!("--deny {text}"), passed: violations.is_empty(), violations });
+    }
+    if let Some(path) = &arguments.lock {
+        let [worse, better] = TrafficLock::read(path)?.compare(&TrafficLock::of(&loaded)?)?;
+        checks.push(Verdict {
+            limit: format!("--lock {}", path.display()),
+            passed: worse.is_empty(),
+            violations: worse,
+        });
+        if !better.is_empty() {
+            output::note(&format!(
+                "better than the lock, which `hlo-dump lock` would write anew: {}",
+                better.join("; ")
+            ));
+        }
     }
     let passed = checks.iter().all(|check| check.passed);
     if json {
@@ -114,11 +130,14 @@ fn check_options(arguments: &Check, denied: &[(String, Denied)], compiles: bool)
     }
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
     let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
-    let has_limits = !denied.is_empty() || !arguments.min_overlap.is_empty() || arguments.compiled_as_emitted.is_some();
+    let has_limits = !denied.is_empty()
+        || !arguments.min_overlap.is_empty()
+        || arguments.compiled_as_emitted.is_some()
+        || arguments.lock.is_some();
     if !has_limits && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
         bail!(
             "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
-             --max-collectives-over, --min-overlap, --compiled-as-emitted or --deny"
+             --max-collectives-over, --min-overlap, --compiled-as-emitted, --lock or --deny"
         );
     }
     Ok(())

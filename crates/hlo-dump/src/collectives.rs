@@ -5,8 +5,8 @@ use std::num::NonZeroU64;
 
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
-use meshloom_analysis::{Amount, Bounds};
-use meshloom_analysis::{AxisPart, Communication, Conditional, ModuleCollective, ModuleCollectives, collectives};
+use meshloom_analysis::{Amount, Bounds, collectives};
+use meshloom_analysis::{AxisPart, Communication, Conditional, ModuleCollective, ModuleCollectives, UncountedCall};
 use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::suggest::did_you_mean;
@@ -17,7 +17,7 @@ use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
 use crate::conditionals::{self, ConditionalSum};
 use crate::input::{Loaded, load};
 use crate::moved::Moved;
-use crate::output::{self, DIM, amount, amount_of_bytes, line, paint};
+use crate::output::{self, DIM, WARN, amount, amount_of_bytes, line, paint};
 use crate::selection::{check_scope, given, note_if_empty};
 
 #[derive(Serialize)]
@@ -26,6 +26,9 @@ struct Answer<'a> {
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
+    /// Custom calls that may communicate: what they send is in no sum.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    uncounted: &'a [UncountedCall],
 }
 
 #[derive(Serialize)]
@@ -86,7 +89,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     let steps = arguments.steps.map_or_else(|| loaded.steps_per_execution(), NonZeroU64::get);
     if json {
         let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
-        let answer = Answer { collectives: &found.entries, totals, conditionals };
+        let answer = Answer { collectives: &found.entries, totals, conditionals, uncounted: &found.uncounted };
         return output::json("hlo-dump/collectives", &loaded.found(&answer));
     }
     loaded.print_title();
@@ -98,7 +101,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
         output::note("the module can be walked in too many ways to keep them apart: a row is all of an instruction's");
     }
     if loaded.is_nameless() && !found.entries.is_empty() {
-        output::note("the module names no mesh; --mesh data=2,fsdp=4 would name the axes");
+        line(&paint(DIM, "the module names no mesh; --mesh data=2,fsdp=4 would name the axes"));
     }
     Ok(())
 }
@@ -225,8 +228,12 @@ fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {
 
 /// Returns the source line and the scope; the instruction if the module states neither.
 pub fn where_from(entry: &ModuleCollective) -> String {
-    match output::whence(entry.source.as_deref(), &entry.op_name) {
-        nowhere if nowhere.is_empty() => format!("%{} in {}", entry.name, entry.computation),
+    from_or_name(entry.source.as_deref(), &entry.op_name, (&entry.name, &entry.computation))
+}
+
+fn from_or_name(source: Option<&str>, op_name: &str, (name, computation): (&str, &str)) -> String {
+    match output::whence(source, op_name) {
+        nowhere if nowhere.is_empty() => format!("%{name} in {computation}"),
         from => from,
     }
 }
@@ -285,6 +292,22 @@ pub fn print_total(loaded: &Loaded, found: &ModuleCollectives, all: usize) {
     if found.entries.iter().any(|entry| matches!(entry.executions, Amount::AtMost(_))) {
         line(&paint(DIM, "<= in a branch that may not be taken"));
     }
+    uncounted_text(&found.uncounted).iter().for_each(|text| line(&paint(WARN, text)));
+}
+
+/// Returns one line that says which custom calls may send something that is not counted; `None` if there are none.
+pub fn uncounted_text(calls: &[UncountedCall]) -> Option<String> {
+    const SHOWN: usize = 3;
+    let mut targets: IndexMap<&str, String> = IndexMap::new();
+    for call in calls {
+        let from = || from_or_name(call.source.as_deref(), &call.op_name, (&call.name, &call.computation));
+        targets.entry(&call.target).or_insert_with(from);
+    }
+    let more = if targets.len() > SHOWN { format!(" and {} more", targets.len() - SHOWN) } else { String::new() };
+    let named: Vec<String> = targets.iter().take(SHOWN).map(|(target, from)| format!("{target} ({from})")).collect();
+    let all = output::plural(calls.len() as u64, "custom call");
+    let named = named.join(", ");
+    (!calls.is_empty()).then(|| format!("{all} may communicate, and what is sent there is not counted: {named}{more}"))
 }
 
 /// Prints what a device sends over the axes that were asked for, in an execution of several steps and in one step.

@@ -1,8 +1,9 @@
 //! `hlo-dump explain`: the reason for a tensor's sharding.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use meshloom_analysis::{StatedFrom, TracedStep, trace_sharding};
 use meshloom_hlo::Stage;
+use meshloom_hlo::source::op_name;
 use serde::Serialize;
 
 use crate::arguments::{Explain, Input};
@@ -65,7 +66,13 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
 }
 
 fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
-    let mut found = trace_sharding(&loaded.module, tensor, MOST + 1)?;
+    let traced = trace_sharding(&loaded.module, loaded.mesh.as_ref(), tensor, MOST + 1);
+    let mut found = traced.map_err(|error| match has_names(loaded) {
+        true => anyhow::Error::from(error),
+        false => anyhow!(
+            "{error}. The program has no names and lines of its source: `lowered.as_text(debug_info=True)` keeps them in JAX"
+        ),
+    })?;
     if found.len() > MOST {
         output::note(&format!("more than {MOST} tensors are called \"{tensor}\"; these are the first {MOST}"));
         found.truncate(MOST);
@@ -73,17 +80,26 @@ fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
     Ok(found)
 }
 
+/// Whether the program keeps names of its source.
+fn has_names(loaded: &Loaded) -> bool {
+    let mut all = loaded.module.computations.iter().flat_map(|computation| &computation.instructions);
+    all.any(|it| !op_name(it).is_empty())
+}
+
 fn print_stated(stated: &StatedFrom) {
     let last = stated.steps.len().saturating_sub(1);
     for (depth, step) in stated.steps.iter().enumerate() {
-        let TracedStep { name, opcode, shape, sharding, op_name, source } = step;
+        let TracedStep { name, opcode, shape, sharding, axes, op_name, source } = step;
         let indent = "  ".repeat(depth);
         let from = output::whence(source.as_deref(), op_name);
         line(&format!("{indent}{}  {opcode} {shape}  {}", paint(BOLD, &format!("%{name}")), paint(DIM, &from)));
-        match sharding {
-            Some(sharding) => line(&format!("{indent}  states {sharding}")),
-            None if depth == last => line(&format!("{indent}  nothing near it states a sharding")),
-            None => {}
+        match (axes, sharding) {
+            (Some(axes), Some(sharding)) => {
+                line(&format!("{indent}  states {sharding}, which is {}", output::spec(axes)))
+            }
+            (None, Some(sharding)) => line(&format!("{indent}  states {sharding}")),
+            _ if depth == last => line(&format!("{indent}  nothing near it states a sharding")),
+            _ => {}
         }
     }
 }

@@ -188,19 +188,9 @@ pub fn named<'a, D>(modules: &'a BTreeMap<String, D>, wanted: &str) -> Result<(&
 
 /// Returns the dumps at a stage: one, or one in each form.
 fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
-    let words: &[&str] = match stage {
-        Stage::Compiled => &["after_optimizations"],
-        Stage::Partitioned => {
-            &["after_spmd-partitioning", "after_spmd-partitioner", "after_spmd_partitioner", "after_spmd-simplify"]
-        }
-        Stage::Sharded => &["after_sharding-propagation", "after_shardy", "before_spmd-partitioning"],
-        Stage::Traced => &["before_optimizations"],
-        // Only meshloom's own programs have these stages.
-        Stage::Transformed | Stage::Differentiated => &[],
-    };
     let of = |word: &&str| {
         let found: Vec<Dump> = dumps.iter().filter(|dump| dump.point.contains(*word)).cloned().collect();
         (!found.is_empty()).then_some(found)
     };
-    words.iter().find_map(of).unwrap_or_default()
+    stage.words_of_dumps().iter().find_map(of).unwrap_or_default()
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
 use crate::folder;
-use crate::output::{BOLD, Busy, WARN, line, paint, plural};
+use crate::output::{BOLD, Busy, WARN, line, note, paint, plural};
 use crate::run::{ConfigRun, Reader, missing};
 use crate::source::{self, STANDARD_INPUT, read_all};
 use crate::streams;
@@ -129,7 +129,7 @@ impl Loaded {
     /// Returns a warning that the module is not the program of one device, with the way to that program; `None` if it
     /// is.
     pub fn unpartitioned(&self) -> Option<String> {
-        let Partitioning::Pending { instruction } = &self.partitioning else { return None };
+        let Partitioning::Pending { instruction, along } = &self.partitioning else { return None };
         let partitioned = match (&self.run, self.stage) {
             (Some(_), Some(Stage::Partitioned)) => "XLA partitions it: take --stage compiled".to_owned(),
             (Some(_), _) => "take --stage partitioned".to_owned(),
@@ -139,8 +139,19 @@ impl Loaded {
                 self.argument()
             ),
         };
+        let along = match along.as_deref() {
+            None => {
+                return Some(format!(
+                    "not partitioned yet: global shapes (such as that of %{instruction}), and collectives are missing; \
+                     {partitioned}"
+                ));
+            }
+            Some([]) => "some axes of the mesh".to_owned(),
+            Some(axes) => axes.join(","),
+        };
         Some(format!(
-            "not partitioned yet: global shapes (such as that of %{instruction}), and collectives are missing; {partitioned}"
+            "not partitioned yet along {along}: shapes (such as that of %{instruction}) are whole along it, so bytes and \
+             operations are too high, and collectives over it are missing; {partitioned}"
         ))
     }
 }
@@ -180,7 +191,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
         let text = String::from_utf8(bytes).ok().context("a run config is UTF-8 text, and this is not")?;
         return from_config(&text, name, reading);
     }
-    let found = read::read(&bytes, &streams::limits());
+    let found = read::read_function(&bytes, &streams::limits(), reading.function.as_deref());
     drop(waiting);
     match found {
         Ok(found) => from_hlo(found, name, reading, || Ok(None)),
@@ -215,7 +226,9 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
         (None, Some(wanted)) => bail!("--module {wanted}: the profile has no such program; it has {}", names()),
         (None, None) => bail!("no event of the profile says its program; choose one with --module: {}", names()),
     };
-    let found = read::read(program.bytes, &streams::limits()).with_context(|| program.name.to_owned())?;
+    let function = reading.function.as_deref();
+    let found =
+        read::read_function(program.bytes, &streams::limits(), function).with_context(|| program.name.to_owned())?;
     let id = program.id;
     let reading = Reading { module: None, ..reading.clone() };
     let loaded = from_hlo(found, name, &reading, || Ok(None))?;
@@ -257,15 +270,21 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let bytes = read_all(&chosen.file)?;
     let name = chosen.file.display().to_string();
     let waiting = busy(&name, bytes.len());
-    let mut found = read::read(&bytes, &streams::limits()).with_context(|| name.clone())?;
+    let function = reading.function.as_deref();
+    let found = read::read_function(&bytes, &streams::limits(), function).with_context(|| name.clone());
+    let beside = chosen.proto.as_ref().filter(|_| found.as_ref().map_or(true, |found| found.buffers.is_none()));
+    let beside = beside.map(|proto| Ok::<_, anyhow::Error>(read::read(&read_all(proto)?, &streams::limits()).ok()));
     drop(waiting);
     // The text states the number of devices; the proto beside it has the buffers.
-    if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
-        && let Ok(beside) = read::read(&read_all(&proto)?, &streams::limits())
-    {
+    let found = match (found, beside.transpose()?.flatten()) {
         // The buffers refer to instructions by the proto's ids.
-        (found.module, found.buffers) = (beside.module, beside.buffers);
-    }
+        (Ok(found), Some(beside)) => read::ReadModule { form: found.form, config: found.config, ..beside },
+        (Err(error), Some(beside)) => {
+            note(&format!("the proto beside it is read instead: {error:#}"));
+            beside
+        }
+        (found, None) => found?,
+    };
     // A compiled module does not state its mesh.
     let mesh_before = || {
         let Some(unoptimized) = &chosen.unoptimized else { return Ok(None) };
@@ -296,7 +315,10 @@ fn from_hlo(
     if !reading.set.is_empty() {
         bail!("--set is for run configs, and this is {}", found.form.name());
     }
-    let read::ReadModule { module, config, buffers, form } = found;
+    let read::ReadModule { module, config, buffers, form, passed_over } = found;
+    if !passed_over.is_empty() {
+        note(&format!("passed over, as not known here: {passed_over}"));
+    }
     let devices = device_count(&module, config.as_ref());
     let count = devices.replicas.saturating_mul(devices.partitions);
     let named = mesh_of(&module).map_or_else(mesh_before, |mesh| Ok(Some(mesh)))?;
@@ -350,6 +372,9 @@ fn mesh_for(text: &str, devices: u64) -> Result<Mesh> {
 }
 
 fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
+    if reading.function.is_some() {
+        bail!("--function chooses a function of StableHLO, and this is a run config");
+    }
     if reading.mesh.is_some() {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }

@@ -33,6 +33,7 @@ pub mod input;
 pub mod internals;
 #[doc(hidden)]
 pub mod markup;
+mod lock;
 mod memory;
 mod moved;
 #[doc(hidden)]
@@ -54,7 +55,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use arguments::{Check, Collectives, Common, Cost, Diff, Explain, Memory, Report, Show, Traffic};
+use arguments::{Check, Collectives, Common, Cost, Diff, Explain, Lock, Memory, Report, Show, Traffic};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -100,6 +101,8 @@ enum Command {
     Diff(Diff),
     /// Put everything on one page that needs no network
     Report(Report),
+    /// Write what a program moves and holds to a file, which `check --lock` compares
+    Lock(Lock),
     /// Hold a program to limits, for CI
     Check(Check),
     /// Print shell completions
@@ -222,6 +225,7 @@ fn execute_command(command: Command, json: bool) -> Result<Outcome> {
         Command::Diff(diff) => return diff::run(&diff, json),
         Command::Traffic(traffic) => traffic::run(&traffic, json)?,
         Command::Report(report) => report::run(&report, json)?,
+        Command::Lock(lock) => lock::run(&lock, json)?,
         Command::Check(check) => return check::run(&check, json),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use meshloom_analysis::memory::{MemoryForm, UpperMemory, memory_of_assignment, upper};
-use meshloom_analysis::{Chip, ModuleMemory, memory};
+use meshloom_analysis::{Chip, ModuleMemory, OtherSpace, memory};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
@@ -98,4 +98,7 @@ fn print_sums(found: &ModuleMemory, upper: Option<&UpperMemory>, global: bool) {
         None => table,
     };
     output::table(table, 0);
+    for OtherSpace { space, name, bytes } in &found.other_spaces {
+        line(&paint(DIM, &format!("besides, at most {} at once in {name} (S({space}))", output::bytes(*bytes))));
+    }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
-use meshloom_analysis::{Amount, Bounds};
+use meshloom_analysis::{Amount, AxisPart, Bounds};
 use meshloom_hlo::message::{counted, shown, three_digits};
 pub use meshloom_hlo::message::{human_bytes, seconds};
 use meshloom_hlo::table::{CellKind, Column, Table};
@@ -289,4 +289,14 @@ pub fn clipped(text: &str, width: usize) -> String {
     clipped.push('…');
     clipped.extend(text.chars().skip(count - end));
     clipped
+}
+
+/// Returns axes as specs print them: `[fsdp, _]`.
+pub fn spec(axes: &[Vec<AxisPart>]) -> String {
+    let dimension = |axes: &Vec<AxisPart>| match axes.as_slice() {
+        [] => "_".to_owned(),
+        [axis] => axis.to_string(),
+        several => format!("({})", several.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+    };
+    format!("[{}]", axes.iter().map(dimension).collect::<Vec<_>>().join(", "))
 }

@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 
 pub use super::limits::Limits;
 use super::parse::{self, ParseError};
+use super::passed_over::PassedOver;
 use super::proto::{
     BufferAssignmentProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig, HloProto, HloSnapshot,
     HloUnoptimizedSnapshot,
@@ -67,6 +68,8 @@ pub struct ReadModule {
     pub buffers: Option<BufferAssignmentProto>,
     /// The form.
     pub form: Form,
+    /// The parts that the reader does not know, and passed over.
+    pub passed_over: PassedOver,
 }
 
 /// The reason why something cannot be read as HLO.
@@ -107,6 +110,9 @@ pub enum ReadError {
     /// Compressed data that is broken.
     #[error("it is compressed by gzip, and cannot be decompressed: {reason}")]
     Gzip { reason: String },
+    /// A form that has no functions to choose from.
+    #[error("a function is chosen from StableHLO, and it is {form}; leave --function out")]
+    NoFunctions { form: &'static str },
     /// Calls that are nested too deep.
     #[error(
         "its computations call each other more than {limit} deep, at %{computation}; `read::Limits::call_depth`, or \
@@ -134,10 +140,21 @@ const RAISE: &str = "`read::Limits`, or --max-size of hlo-dump, raises it";
 /// # Errors
 /// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
 pub fn read(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
+    read_function(bytes, limits, None)
+}
+
+/// Like [`read()`], of StableHLO with several functions the one of this name as the program.
+///
+/// # Errors
+/// As of [`read()`]; or there is no such function.
+pub fn read_function(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
     let found = match bytes.starts_with(&[0x1f, 0x8b]) {
-        true => read_plain(&decompress(bytes, limits)?, limits),
-        false => read_plain(bytes, limits),
+        true => read_plain(&decompress(bytes, limits)?, limits, function),
+        false => read_plain(bytes, limits, function),
     }?;
+    if function.is_some() && found.form != Form::StableHlo {
+        return Err(ReadError::NoFunctions { form: found.form.name() });
+    }
     check_depth(&found.module, limits.call_depth)?;
     Ok(found)
 }
@@ -200,7 +217,7 @@ fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {
     }
 }
 
-fn read_plain(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
+fn read_plain(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
     // Some editors begin UTF-8 with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let size = bytes.len() as u64;
@@ -211,14 +228,14 @@ fn read_plain(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
         return Err(ReadError::Empty);
     }
     if bytes.starts_with(stablehlo::read::MAGIC) {
-        return read_bytecode(bytes, Form::Bytecode, limits);
+        return read_bytecode(bytes, Form::Bytecode, limits, function);
     }
     if let Some(module) = stablehlo::read::module_of_export(bytes) {
-        return read_bytecode(module, Form::Export, limits);
+        return read_bytecode(module, Form::Export, limits, function);
     }
     match form::of(bytes) {
         Some(form) => read_proto(bytes, form, limits),
-        None => read_text(bytes, limits),
+        None => read_text(bytes, limits, function),
     }
 }
 
@@ -229,15 +246,18 @@ fn of_text(limits: &Limits) -> parse::TextLimits {
     parse::TextLimits { memory_ratio, memory_bytes, ..parse::TextLimits::default() }
 }
 
-fn read_bytecode(bytes: &[u8], form: Form, limits: &Limits) -> Result<ReadModule, ReadError> {
+fn read_bytecode(bytes: &[u8], form: Form, limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
     let HloModuleProtoWithConfig { hlo_module, config } =
-        stablehlo::read::read_bytecode(bytes, &of_text(limits)).map_err(Box::new)?;
-    Ok(ReadModule { module: hlo_module.unwrap_or_default(), config, buffers: None, form })
+        stablehlo::read::read_bytecode(bytes, &of_text(limits), function).map_err(Box::new)?;
+    let (module, passed_over) = (hlo_module.unwrap_or_default(), PassedOver::default());
+    Ok(ReadModule { module, config, buffers: None, form, passed_over })
 }
 
-fn read_text(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
+fn read_text(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
+    // Any length of comments may precede the language.
+    let start = Some(after_comments(bytes)).filter(|start| !start.is_empty()).unwrap_or(bytes);
     // A text that is cut off or damaged in the middle is still text, and the parser says where it breaks.
-    let start = &bytes[..bytes.len().min(4096)];
+    let start = &start[..start.len().min(4096)];
     let readable = match std::str::from_utf8(start) {
         Ok(text) => text,
         Err(error) if error.valid_up_to() > start.len().saturating_sub(4) || is_hlo_text(start) => {
@@ -249,35 +269,58 @@ fn read_text(bytes: &[u8], limits: &Limits) -> Result<ReadModule, ReadError> {
         let start = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
         return Err(ReadError::OtherBytes { bytes: bytes.len(), start });
     }
+    let mut passed_over = PassedOver::default();
     let (form, parsed) = if is_hlo_text(start) {
-        (Form::Text, parse::parse_bytes(bytes, &of_text(limits)))
-    } else if stablehlo::read::is_mlir(start) {
-        (Form::StableHlo, stablehlo::read::read_with(bytes, &of_text(limits)))
+        (Form::Text, parse::parse_noting(bytes, &of_text(limits), &mut passed_over))
+    } else if stablehlo::read::is_mlir(bytes) {
+        (Form::StableHlo, stablehlo::read::read_function(bytes, &of_text(limits), function))
+    } else if is_computation(start) {
+        (Form::Text, parse::parse_noting(bytes, &of_text(limits), &mut passed_over))
     } else {
         let first = readable.trim_start();
         let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
         return Err(ReadError::OtherText { start });
     };
     let HloModuleProtoWithConfig { hlo_module, config } = parsed.map_err(Box::new)?;
-    Ok(ReadModule { module: hlo_module.unwrap_or_default(), config, buffers: None, form })
+    Ok(ReadModule { module: hlo_module.unwrap_or_default(), config, buffers: None, form, passed_over })
 }
 
 /// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser
-/// takes too.
-fn is_hlo_text(mut text: &[u8]) -> bool {
+/// takes too. A computation whose name has no sign before it is told by [`is_computation`].
+fn is_hlo_text(text: &[u8]) -> bool {
+    matches!(first_word(text), b"HloModule" | b"ENTRY") || text.starts_with(b"%")
+}
+
+/// Whether text begins with the name of a computation, and goes on with its signature or its instructions.
+fn is_computation(text: &[u8]) -> bool {
+    let name = first_word(text);
+    let has = |words: &[u8]| memchr::memmem::find(text, words).is_some();
+    match text[name.len()..].trim_ascii_start().first() {
+        Some(b'{') => !name.is_empty() && has(b" = ") && has(b"["),
+        Some(b'(') => !name.is_empty() && has(b"->") && has(b"["),
+        _ => false,
+    }
+}
+
+fn first_word(text: &[u8]) -> &[u8] {
+    let is_letter = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    &text[..text.iter().take_while(|byte| is_letter(byte)).count()]
+}
+
+/// The text from after white space and comments on.
+fn after_comments(mut text: &[u8]) -> &[u8] {
     loop {
         text = text.trim_ascii_start();
         let skipped = match text {
-            [b'/', b'/', rest @ ..] => rest.iter().position(|&byte| byte == b'\n'),
-            [b'/', b'*', rest @ ..] => rest.windows(2).position(|pair| pair == b"*/").map(|at| at + 2),
-            _ => break,
+            [b'/', b'/', rest @ ..] => memchr::memchr(b'\n', rest),
+            [b'/', b'*', rest @ ..] => memchr::memmem::find(rest, b"*/").map(|at| at + 2),
+            _ => return text,
         };
         match skipped {
             Some(skipped) => text = &text[2 + skipped..],
-            None => return false,
+            None => return text,
         }
     }
-    text.starts_with(b"HloModule") || text.starts_with(b"ENTRY ") || text.starts_with(b"%")
 }
 
 fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<ReadModule, ReadError> {
@@ -307,5 +350,5 @@ fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<ReadModule, R
         Form::UnoptimizedSnapshot => (HloUnoptimizedSnapshot::decode(bytes).map_err(broken)?.hlo_module, None, None),
     };
     let module = module.ok_or(ReadError::NoModule { form: form.name() })?;
-    Ok(ReadModule { module, config, buffers, form })
+    Ok(ReadModule { module, config, buffers, form, passed_over: PassedOver::default() })
 }

@@ -24,12 +24,30 @@ words! {
     }
 }
 
+impl Stage {
+    /// Returns the words by which the names of XLA's dumps say that they are of this stage, the best first; only
+    /// meshloom's own programs have the stages without any.
+    pub const fn words_of_dumps(self) -> &'static [&'static str] {
+        match self {
+            Stage::Compiled => &["after_optimizations"],
+            Stage::Partitioned => {
+                &["after_spmd-partitioning", "after_spmd-partitioner", "after_spmd_partitioner", "after_spmd-simplify"]
+            }
+            Stage::Sharded => &["after_sharding-propagation", "after_shardy", "before_spmd-partitioning"],
+            Stage::Traced => &["before_optimizations"],
+            Stage::Transformed | Stage::Differentiated => &[],
+        }
+    }
+}
+
+/// Reads the name of a stage, or the word that XLA's dumps have for it: `cpu_after_optimizations`.
 impl FromStr for Stage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Stage, String> {
         let names = || Stage::ALL.iter().map(|stage| stage.name());
-        Stage::named(text).ok_or_else(|| {
+        let of_dumps = |stage: &Stage| stage.words_of_dumps().iter().any(|word| text.ends_with(word));
+        Stage::named(text).or_else(|| Stage::ALL.into_iter().find(of_dumps)).ok_or_else(|| {
             let all = names().collect::<Vec<_>>().join(", ");
             format!("there is no stage \"{text}\"{}; there are {all}", did_you_mean(text, names()))
         })

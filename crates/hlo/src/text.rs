@@ -417,6 +417,7 @@ impl<'a> Printer<'a> {
             {
                 self.recovery_table(table);
             }
+            self.debug_attributes(module);
             self.stack_frames(module);
         }
     }
@@ -445,6 +446,16 @@ impl<'a> Printer<'a> {
             self.text("\n");
         }
         self.text("}\n");
+    }
+
+    /// The arrays that are logged, one a line.
+    fn debug_attributes(&mut self, module: &HloModuleProto) {
+        let entries = || module.debug_attributes.iter().filter(|entry| !entry.debug_attributes.is_empty());
+        if entries().next().is_some() {
+            self.text(",\ndebug_attributes={\n  ");
+            self.separated(entries(), ",\n  ", |printer, entry| entry.print(printer));
+            self.text("\n}");
+        }
     }
 
     fn count(&mut self, name: &str, count: i64) {

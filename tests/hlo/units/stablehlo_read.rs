@@ -1,5 +1,6 @@
 //! Tests of the HLO that each form of StableHLO text becomes; the programs of JAX are read in `tests/hlo/stablehlo.rs`.
 
+use meshloom::hlo::device_groups::DeviceGroups;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::hlo::read::{Form, Limits, read as read_any};
@@ -150,6 +151,40 @@ fn ops_become_instructions() {
             "f32[2,2] ragged-dot(x, x, x), lhs_contracting_dims={1}, rhs_contracting_dims={1}, lhs_ragged_dims={0}, rhs_group_dims={0}",
         ),
         ("mhlo.negate %x : tensor<2xf32>", "2xf32", "2xf32", "f32[2] negate(x)"),
+        ("arith.constant dense<2> : tensor<2xi32>", "f32", "2xi32", "s32[2] constant({2, 2})"),
+        ("arith.constant 5 : i32", "f32", "i32", "s32[] constant(5)"),
+        ("mhlo.copy %x : tensor<2xf32>", "2xf32", "2xf32", "f32[2] copy(x)"),
+        ("\"mhlo.erf\"(%x) : (tensor<2xf32>) -> tensor<2xf32>", "2xf32", "2xf32", "f32[2] erf(x)"),
+        (
+            "chlo.atan %x : tensor<2xf32> -> tensor<2xf32>",
+            "2xf32",
+            "2xf32",
+            "f32[] constant(1); f32[2] broadcast(constant), dimensions={}; f32[2] atan2(x, broadcast)",
+        ),
+        (
+            "chlo.broadcast_add %x, %x : (tensor<1x3xf32>, tensor<1x3xf32>) -> tensor<1x3xf32>",
+            "1x3xf32",
+            "1x3xf32",
+            "f32[1,3] add(x, x)",
+        ),
+        (
+            "stablehlo.broadcast %x, sizes = [2] : (tensor<3xf32>) -> tensor<2x3xf32>",
+            "3xf32",
+            "2x3xf32",
+            "f32[2,3] broadcast(x), dimensions={1}",
+        ),
+        (
+            "stablehlo.einsum %x, %x, config = \"ab,cb->ca\" : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x2xf32>",
+            "2x3xf32",
+            "2x2xf32",
+            "f32[2,2] dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={1}; f32[2,2] transpose(dot), dimensions={1,0}",
+        ),
+        (
+            "stablehlo.negate %x : tensor<?x3xf32, #stablehlo.bounds<2, ?>>",
+            "?x3xf32, #stablehlo.bounds<2, ?>",
+            "?x3xf32, #mhlo.type_extensions<bounds = [2, ?]>",
+            "f32[<=2,3] negate(x)",
+        ),
         ("stablehlo.iota dim = 1 : tensor<2x3xui8>", "f32", "2x3xui8", "u8[2,3] iota(), iota_dimension=1"),
         ("stablehlo.complex %x, %x : tensor<2xcomplex<f32>>", "2xf32", "2xcomplex<f32>", "c64[2] complex(x, x)"),
         ("stablehlo.clamp %x, %x, %x : tensor<i32>", "i32", "i32", "s32[] clamp(x, x, x)"),
@@ -189,6 +224,218 @@ fn ops_become_instructions() {
     }
 }
 
+/// JAX 0.12 writes these: the groups, as [`DeviceGroups`] lists them, are worked out by hand.
+#[test]
+fn groups_are_along_axes_of_a_mesh() {
+    let inlined = "#stablehlo.mesh<axes = [#stablehlo.mesh_axis<name = \"a\", size = 2>, <name = \"b\", size = 4>]>";
+    let axis = |rest: &str| format!("#stablehlo.axis_ref<name = {rest}>");
+    let cases = [
+        ("@m", axis("\"a\""), vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]], "{'a'}"),
+        (inlined, axis("\"b\""), vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]], "{'b'}"),
+        ("@m", format!("{}, {}", axis("\"b\""), axis("\"a\"")), vec![vec![0, 4, 1, 5, 2, 6, 3, 7]], "{'b','a'}"),
+        ("@m", axis("\"b\", sub_axis_info = (1)2"), vec![vec![0, 2], vec![1, 3], vec![4, 6], vec![5, 7]], "{'b':(1)2}"),
+        ("@plain", axis("\"p\""), vec![vec![0, 1], vec![2, 3]], "{'p'}"),
+        ("@back", axis("\"z\""), vec![vec![3, 2, 1, 0]], "{'z'}"),
+    ];
+    for (mesh, axes, expected, printed) in cases {
+        let text = format!(
+            "module @m attributes {{mhlo.num_partitions = 8 : i32}} {{
+              sdy.mesh @m = #sdy.mesh<[\"a\"=2, \"b\"=4]>
+              sdy.mesh @back = <[\"z\"=4], device_ids=[3, 2, 1, 0]>
+              \"sdy.mesh\"() {{sym_name = \"plain\", stablehlo.mesh = {{axes = [{{name = \"p\", size = 2 : i64}}, {{name = \"q\", size = 2 : i64}}], device_ids = dense<[0, 2, 1, 3]> : tensor<4xi64>}}}} : () -> ()
+              func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+                %0 = \"stablehlo.all_reduce\"(%x) <{{channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = #stablehlo.replica_group_mesh_axes<mesh = {mesh}, axes = [{axes}]>, use_global_device_ids}}> ({{
+                ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+                  %1 = stablehlo.add %a, %b : tensor<f32>
+                  stablehlo.return %1 : tensor<f32>
+                }}) : (tensor<4xf32>) -> tensor<4xf32>
+                return %0 : tensor<4xf32>
+              }}
+            }}"
+        );
+        let module = module(&text);
+        let reduction = module.computations[1].instructions.iter().find(|it| it.opcode == "all-reduce").unwrap();
+        assert_eq!(DeviceGroups::of(reduction).lists().unwrap(), expected, "{mesh} {axes}");
+        assert!(hlo(&text).contains(printed), "{}", hlo(&text));
+    }
+}
+
+/// Custom calls that are collectives, in the words of XLA's `mlir_hlo_to_hlo.cc` and of its
+/// `async_collective_custom_call_rewriter.cc`.
+#[test]
+fn collectives_behind_custom_calls_are_collectives() {
+    let ragged = instructions(
+        "(%x: tensor<6xf32>, %o: tensor<6xf32>, %i: tensor<3xi32>) -> tensor<6xf32>",
+        "%0 = stablehlo.custom_call @ragged_all_to_all(%x, %o, %i, %i, %i, %i) {api_version = 4 : i32, backend_config = {channel_id = 1 : i64, replica_groups = dense<[[0, 1, 2]]> : tensor<1x3xi64>}} : (tensor<6xf32>, tensor<6xf32>, tensor<3xi32>, tensor<3xi32>, tensor<3xi32>, tensor<3xi32>) -> tensor<6xf32>
+         return %0 : tensor<6xf32>",
+    );
+    assert_eq!(
+        ragged,
+        ["ragged-all-to-all = f32[6] ragged-all-to-all(x, o, i, i, i, i), channel_id=1, replica_groups={{0,1,2}}"]
+    );
+    let begun = |target: &str, config: &str, to: &str| {
+        let config = format!("{{\\22replica_groups\\22: [[0, 1], [2, 3]], \\22channel_id\\22: 1, {config}}}");
+        let text = format!(
+            "module @m {{
+              func.func public @main(%x: tensor<4x4xf32>) -> tensor<{to}> {{
+                %0 = stablehlo.custom_call @\"{target}-start\"(%x) {{api_version = 1 : i32, called_computations = [@sum], mhlo.frontend_attributes = {{async_collective_config = \"{config}\"}}}} : (tensor<4x4xf32>) -> tensor<{to}>
+                %1 = stablehlo.custom_call @\"{target}-done\"(%0) {{api_version = 1 : i32}} : (tensor<{to}>) -> tensor<{to}>
+                return %1 : tensor<{to}>
+              }}
+              func.func private @sum(%a: tensor<f32>, %b: tensor<f32>) -> tensor<f32> {{
+                %0 = stablehlo.add %a, %b : tensor<f32>
+                return %0 : tensor<f32>
+              }}
+            }}"
+        );
+        let text = if target.contains("reduce") { text } else { text.replace("called_computations = [@sum], ", "") };
+        let text = hlo(&text);
+        let lines =
+            text.split("ENTRY").last().unwrap().lines().filter(|line| line.contains(" = ") && line.contains('-')).map(
+                |line| {
+                    let line = line.trim().trim_start_matches("ROOT ").split(", frontend_attributes").next().unwrap();
+                    line.split_once(" = ").unwrap().1.to_owned()
+                },
+            );
+        lines.collect::<Vec<String>>().join("; ")
+    };
+    let groups = "channel_id=1, replica_groups={{0,1},{2,3}}";
+    assert_eq!(
+        begun("all-gather", "\\22all_gather_dimension\\22: 1", "4x8xf32"),
+        format!("f32[4,8] all-gather(x), {groups}, dimensions={{1}}")
+    );
+    assert_eq!(
+        begun("all-reduce", "\\22use_global_device_ids\\22: true", "4x4xf32"),
+        format!("f32[4,4] all-reduce(x), {groups}, use_global_device_ids=true, to_apply=sum")
+    );
+    assert_eq!(
+        begun("reduce-scatter", "\\22scatter_dimension\\22: 0, \\22tiled\\22: true", "2x4xf32"),
+        format!("f32[2,4] reduce-scatter(x), {groups}, dimensions={{0}}, to_apply=sum")
+    );
+    assert_eq!(
+        begun(
+            "all-to-all",
+            "\\22split_dimension\\22: 0, \\22concat_dimension\\22: 0, \\22split_count\\22: 2",
+            "4x4xf32"
+        ),
+        format!("f32[4,4] all-to-all(x), {groups}, dimensions={{0}}")
+    );
+    let (_, message) = refused(&function(
+        "(%x: tensor<4xf32>) -> tensor<4xf32>",
+        "%0 = stablehlo.custom_call @\"all-gather-start\"(%x) : (tensor<4xf32>) -> tensor<4xf32>\nreturn %0 : tensor<4xf32>",
+    ));
+    assert!(message.contains("async_collective_config is missing"), "{message}");
+}
+
+#[test]
+fn what_begins_asynchronously_is_there_where_it_begins() {
+    let body = "%1 = stablehlo.negate %x : tensor<4xf32>
+        %0 = \"stablehlo.async_start\"(%1) ({
+        ^bb0(%y: tensor<4xf32>):
+          %1 = \"stablehlo.collective_permute\"(%y) <{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<4xf32>) -> tensor<4xf32>
+          stablehlo.return %1 : tensor<4xf32>
+        }) : (tensor<4xf32>) -> !stablehlo.future<tensor<4xf32>>
+        %2 = \"stablehlo.async_done\"(%0) : (!stablehlo.future<tensor<4xf32>>) -> tensor<4xf32>
+        %3 = stablehlo.add %1, %2 : tensor<4xf32>
+        return %3 : tensor<4xf32>";
+    let lines = instructions("(%x: tensor<4xf32>) -> tensor<4xf32>", body);
+    let expected = [
+        "negate = f32[4] negate(x)",
+        "collective-permute = f32[4] collective-permute(negate), source_target_pairs={{0,1},{1,0}}",
+        "add = f32[4] add(negate, collective-permute)",
+    ];
+    assert_eq!(lines, expected);
+    // `mhlo` has those of a compiled module.
+    let text = "module {
+        func.func @copying(%x: tensor<4xf32>) -> tensor<4xf32> attributes {execution_thread = \"main\"} {
+          %0 = mhlo.copy %x : tensor<4xf32>
+          return %0 : tensor<4xf32>
+        }
+        func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+          %0 = \"mhlo.async_start\"(%x) {called_computation = @copying, execution_thread = \"main\"} : (tensor<4xf32>) -> !mhlo.async_bundle<tuple<tensor<4xf32>>, tensor<4xf32>>
+          %1 = \"mhlo.async_done\"(%0) : (!mhlo.async_bundle<tuple<tensor<4xf32>>, tensor<4xf32>>) -> tensor<4xf32>
+          return %1 : tensor<4xf32>
+        }
+      }";
+    let module = module(text);
+    let found: Vec<&str> = module.computations[1].instructions.iter().map(|it| it.opcode.as_str()).collect();
+    assert_eq!(found, ["parameter", "async-start", "async-done"]);
+    assert_eq!(module.computations[1].instructions[1].called_computation_ids, [module.computations[0].id]);
+}
+
+#[test]
+fn values_come_from_the_host_and_go_to_it() {
+    let body = "%0 = \"stablehlo.send\"(%x, %t) <{channel_handle = #stablehlo.channel_handle<handle = 5, type = 2>, is_host_transfer = true}> : (tensor<3xf32>, !stablehlo.token) -> !stablehlo.token
+        %1:2 = \"stablehlo.recv\"(%0) <{channel_handle = #stablehlo.channel_handle<handle = 6, type = 3>, is_host_transfer = true}> : (!stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+        %2:2 = \"stablehlo.infeed\"(%1#1) <{infeed_config = \"a\"}> : (!stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+        %3 = \"stablehlo.outfeed\"(%1#0, %2#1) <{outfeed_config = \"\"}> : (tensor<f32>, !stablehlo.token) -> !stablehlo.token
+        return %2#0 : tensor<f32>";
+    let lines = instructions("(%x: tensor<3xf32>, %t: !stablehlo.token) -> tensor<f32>", body);
+    let found: Vec<&str> = lines.iter().map(|line| line.split_once(" = ").unwrap().1).collect();
+    let expected = [
+        "(f32[3], u32[], token[]) send(x, t), channel_id=5, is_host_transfer=true",
+        "token[] send-done(send), channel_id=5, is_host_transfer=true",
+        "(f32[], u32[], token[]) recv(send-done), channel_id=6, is_host_transfer=true",
+        "(f32[], token[]) recv-done(recv), channel_id=6, is_host_transfer=true",
+        "f32[] get-tuple-element(recv-done), index=0",
+        "token[] get-tuple-element(recv-done), index=1",
+        "((f32[]), token[]) infeed(get-tuple-element.1), infeed_config=\"a\"",
+        "(f32[]) get-tuple-element(infeed), index=0",
+        "token[] get-tuple-element(infeed), index=1",
+        "f32[] get-tuple-element(get-tuple-element.2), index=0",
+        "(f32[]) tuple(get-tuple-element)",
+        "token[] outfeed(tuple, get-tuple-element.3), outfeed_shape=(f32[])",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_scan_has_its_carries_last() {
+    let body = "%0:2 = chlo.scan(%x) inits (%i) dimension=0 attributes {is_reverse = true, is_associative = true} {
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %1 = stablehlo.add %a, %b : tensor<f32>
+          stablehlo.return %1, %1 : tensor<f32>, tensor<f32>
+        } : (tensor<4xf32>, tensor<f32>) -> (tensor<4xf32>, tensor<f32>)
+        return %0#0 : tensor<4xf32>";
+    let lines = instructions("(%x: tensor<4xf32>, %i: tensor<f32>) -> tensor<4xf32>", body);
+    let expected = "scan = (f32[4], f32[]) scan(x, i), dimensions={0}, num_carries=1, is_reverse=true, is_associative=true, to_apply=scanned";
+    assert_eq!(lines[0], expected);
+}
+
+#[test]
+fn shardys_own_ops_say_how_values_are_split() {
+    let text = "module @m {
+        sdy.mesh @m = #sdy.mesh<[\"a\"=2, \"b\"=4]>
+        func.func @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{\"a\"}, {\"b\":(1)2}]>}) -> tensor<8x8xf32> {
+          %0 = sdy.all_gather [{\"a\"}, {\"b\":(1)2}] %x out_sharding=<@m, [{}, {}]> : tensor<8x8xf32>
+          %1 = sdy.all_to_all [{\"a\"}: 0->1] %0 out_sharding=<@m, [{}, {\"a\"}]> : tensor<8x8xf32>
+          %2 = sdy.all_reduce max {\"b\":(1)2} %1 out_sharding=<@m, [{}, {\"a\"}]> : tensor<8x8xf32>
+          %3 = sdy.func_data_flow_edge %2 {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {\"a\"}]>]>} : tensor<8x8xf32>
+          %4 = sdy.named_computation<\"f\">(%3) in_shardings=[<@m, [{}, {}]>] out_shardings=[<@m, [{}, {}]>] (%y: tensor<8x8xf32>) {
+            %5 = stablehlo.negate %y {sdy.sharding = #sdy.sharding_per_value<[#sdy.sharding<@m, [{}, {}]>]>} : tensor<8x8xf32>
+            sdy.return %5 : tensor<8x8xf32>
+          } : (tensor<8x8xf32>) -> tensor<8x8xf32>
+          return %4 : tensor<8x8xf32>
+        }
+      }";
+    let module = module(text);
+    let entry = &module.computations[1].instructions;
+    let found: Vec<(&str, String)> = entry
+        .iter()
+        .map(|it| (it.opcode.as_str(), it.sharding.as_ref().map(|it| print_sharding(it)).unwrap_or_default()))
+        .collect();
+    let expected = [
+        ("parameter", "{devices=[2,2,2]<=[8] last_tile_dim_replicate}"),
+        ("copy", "{replicated}"),
+        ("copy", "{devices=[1,2,4]<=[8] last_tile_dim_replicate}"),
+        ("call", ""),
+    ];
+    assert_eq!(found, expected.map(|(opcode, sharding)| (opcode, sharding.to_owned())));
+    assert_eq!(module.computations[0].name, "f");
+    let attributes = &entry[3].frontend_attributes.as_ref().unwrap().map;
+    assert_eq!(attributes["xla.sdy.out_shardings"], "#sdy.sharding_per_value<[<@m, [{}, {}]>]>");
+}
+
 #[test]
 fn constants_in_every_form() {
     let cases = [
@@ -211,12 +458,24 @@ fn constants_in_every_form() {
             "s32[] constant(2); s32[4000000,4000000] broadcast(constant), dimensions={}",
         ),
         ("dense_resource<__elided__> : tensor<5xf32>", "f32[5] constant({...})"),
+        ("dense_resource<weights> : tensor<5xf32>", "f32[5] constant({...})"),
     ];
     for (value, expected) in cases {
         let to = value.rsplit_once("tensor<").unwrap().1.trim_end_matches('>');
         let to = if to.contains("complex") { format!("{to}>") } else { to.to_owned() };
         assert_eq!(one(&format!("stablehlo.constant {value}"), "f32", &to), expected, "{value}");
     }
+}
+
+#[test]
+fn resources_stand_at_the_end() {
+    let body = "%0 = stablehlo.constant dense_resource<w> : tensor<2xf32>\nreturn %0 : tensor<2xf32>";
+    let text = function("() -> tensor<2xf32>", body);
+    let with =
+        |blob: &str| format!("{text}\n{{-# dialect_resources: {{ builtin: {{ v: \"0x00\", w: \"{blob}\" }} }} #-}}");
+    assert!(hlo(&with("0x040000000000803F00000040")).contains("constant({1, 2})"));
+    assert_eq!(refused(&with("0x040000000000803F0000")).1, "the constant has 6 bytes for 2 elements");
+    assert_eq!(refused(&with("0x04")).1, "a resource begins with the four bytes of its alignment");
 }
 
 #[test]
@@ -415,9 +674,16 @@ fn refusals_name_the_place_and_what_to_do() {
         (op("stablehlo.negate %x : tensor<?xf32>"), 3, "lower the function with arguments of fixed shapes"),
         (op("stablehlo.negate %x : tensor<4x!quant.uniform<i8:f32, 0.1>>"), 3, "lower the model without quantization"),
         (op("stablehlo.negate %x : tensor<4xf31>"), 3, "unknown element type \"f31\""),
-        (op("stablehlo.negate %x : tensor<4xf32, #stablehlo.bounds<4>>"), 3, "a tensor with an encoding"),
+        (op("stablehlo.negate %x : tensor<4xf32, #sparse.x<4>>"), 3, "a tensor with an encoding"),
+        (op("mhlo.add %x : tensor<4xf32>"), 3, "mhlo.add: expected 2 operands, found 1"),
+        (op("mhlo.ad %x : tensor<4xf32>"), 3, "the op mhlo.ad is not read (did you mean \"mhlo.add\"?)"),
+        (op("scf.for %x = %x to %x step %x iter_args(%x = %x) -> (f32) {"), 3, "the op scf.for is of the dialect scf"),
+        (
+            op("\"ttir.add\"(%x) : (tensor<4xf32>) -> tensor<4xf32>"),
+            3,
+            "the op ttir.add is of the dialect ttir, which is not read: StableHLO is",
+        ),
         (op("stablehlo.dynamic_iota %x, dim = 0 : (tensor<4xf32>) -> tensor<4xf32>"), 3, "dynamic shapes have no HLO"),
-        (op("stablehlo.constant dense_resource<weights> : tensor<4xf32>"), 3, "dense_resource<weights>"),
         (op("stablehlo.constant dense<[1.0, 2.0]> : tensor<4xf32>"), 3, "a dimension has size 4, found 2 elements"),
         (op("stablehlo.constant dense<300> : tensor<4xi8>"), 3, "300 does not fit the type of the constant"),
         (op("stablehlo.transpose %x : (tensor<4xf32>) -> tensor<4xf32>"), 3, "the attribute permutation is missing"),
@@ -455,6 +721,8 @@ fn refusals_name_the_place_and_what_to_do() {
 fn mlir_is_told_by_its_start() {
     let mlir = [
         "module @m {",
+        "module  {",
+        "module\n{",
         "\n// a comment\nmodule attributes {a} {",
         "#loc1 = loc(\"x\")\n",
         "!t = tensor<f32>",

@@ -383,7 +383,7 @@ fn opcodes_without_a_form() {
     let refused: Vec<&str> = opcodes().filter(is_refused).collect();
     let expected = "add-dependency all-gather-done all-gather-start all-reduce-done all-reduce-start async-done \
                     async-start async-update bitcast collective-permute-done collective-permute-start copy-done \
-                    copy-start domain dynamic-reshape fusion infeed outfeed ragged-all-to-all recv recv-done \
+                    copy-start domain dynamic-reshape fusion infeed mulhi outfeed ragged-all-to-all recv recv-done \
                     rng-get-and-update-state scaled-dot scan send send-done stochastic-convert";
     assert_eq!(refused.join(" "), expected);
 }

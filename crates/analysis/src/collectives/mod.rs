@@ -12,6 +12,9 @@
 //!
 //! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
 //! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
+//!
+//! A custom call is a collective where it states its devices (`custom_collectives.rs`). Another custom call may
+//! communicate too; what it sends is not counted, and [`ModuleCollectives::uncounted`] names it.
 
 mod executions;
 
@@ -23,6 +26,7 @@ use serde::Serialize;
 use crate::async_collectives::Sites;
 use crate::axes::{AxisPart, Strides, pair_axes};
 use crate::communication::Communication;
+use crate::custom_collectives::{CallDevices, may_communicate};
 use crate::device_walk::DeviceWalk;
 use crate::devices::Devices;
 use crate::executions::DeviceExecutions;
@@ -57,7 +61,8 @@ pub struct ModuleCollective {
     pub group_size: Option<u64>,
     /// The number of values that it moves at once.
     pub operand_count: usize,
-    /// Bytes of all operands on one device, in one execution; `None` for a type of no known size.
+    /// Bytes of the operands on one device, in one execution; `None` for a type of no known size. A ragged all-to-all
+    /// has one operand in this sense: the values. The buffer that it writes into, offsets and sizes do not count.
     pub bytes: Option<u64>,
     /// Bytes that one device sends in one execution, by [`CollectiveKind::moved_bytes`]; `None` where they are not
     /// known.
@@ -97,9 +102,29 @@ pub struct ModuleCollectives {
     /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
     #[serde(skip)]
     pub conditionals: Vec<Conditional>,
+    /// The custom calls that may communicate, in a module for several devices; what they send is in no sum.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uncounted: Vec<UncountedCall>,
     /// The executions on each device where the device numbers decide them; else bounds for all branches.
     #[serde(skip)]
     given: Arc<DeviceExecutions>,
+}
+
+/// A custom call that may communicate, for all that is known. Only its target defines what it does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UncountedCall {
+    /// The function that it calls.
+    pub target: String,
+    /// Name of the instruction.
+    pub name: String,
+    /// Name of the computation it is in.
+    pub computation: String,
+    /// The scope path and op of its metadata.
+    pub op_name: String,
+    /// The source line of its metadata as `file:line`, if it has one.
+    pub source: Option<String>,
+    /// How often it runs in one run of the program.
+    pub executions: Amount,
 }
 
 /// A conditional, which runs one of its branches.
@@ -154,7 +179,8 @@ impl ModuleCollectives {
     /// Returns the same analysis with some collectives of the module only.
     #[must_use]
     pub fn some(&self, entries: Vec<ModuleCollective>) -> ModuleCollectives {
-        ModuleCollectives { entries, conditionals: self.conditionals.clone(), given: self.given.clone(), ..*self }
+        let (conditionals, uncounted) = (self.conditionals.clone(), self.uncounted.clone());
+        ModuleCollectives { entries, conditionals, uncounted, given: self.given.clone(), ..*self }
     }
 
     /// Returns the same collectives with the axes of a mesh over whose devices the module runs.
@@ -278,24 +304,52 @@ pub(crate) fn collectives_at(sites: &Sites, device_walk: &DeviceWalk<'_>, source
     };
     let conditionals = walk.conditionals().map(|conditional| Conditional::of(walk, sources, conditional)).collect();
     let entries = walk.steps().filter_map(entry).collect();
-    ModuleCollectives { entries, merged: walk.is_merged(), conditionals, given }
+    let is_alone = devices.replicas.saturating_mul(devices.partitions) <= 1;
+    let uncounted = match is_alone {
+        true => Vec::new(),
+        false => {
+            walk.steps().filter(|step| may_communicate(step.instruction)).map(|it| uncounted(it, sources)).collect()
+        }
+    };
+    ModuleCollectives { entries, merged: walk.is_merged(), conditionals, uncounted, given }
+}
+
+fn uncounted(step: Step<'_, '_>, sources: Sources<'_>) -> UncountedCall {
+    let Step { place, instruction, .. } = step;
+    UncountedCall {
+        target: instruction.custom_call_target.clone(),
+        name: instruction.name.clone(),
+        computation: place.computation.name.clone(),
+        op_name: op_name(instruction).to_owned(),
+        source: sources.line(instruction).map(|line| line.to_string()),
+        executions: place.executions,
+    }
 }
 
 fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devices) -> ModuleCollective {
     let Step { place, instruction, .. } = step;
     let computation = walk.computation(place);
     let permutes = kind == Communication::Collective(CollectiveKind::CollectivePermute);
-    let groups = DeviceGroups::of(instruction);
-    let group_size = if permutes { None } else { group_size(instruction, kind, &groups, devices) };
+    let stated = CallDevices::of(instruction);
+    let is_stated = stated.is_some();
+    let CallDevices { groups, pairs } =
+        stated.unwrap_or_else(|| CallDevices { groups: DeviceGroups::of(instruction), pairs: pairs(instruction) });
+    let group_size = match permutes {
+        true => None,
+        false if is_stated => groups.size(),
+        false => group_size(instruction, kind, &groups, devices),
+    };
+    let moves = pairs.iter().any(|(source, target)| source != target);
+    let is_ragged = kind == Communication::Other("ragged-all-to-all");
     let mut entry = ModuleCollective {
         kind,
         groups,
-        pairs: pairs(instruction),
+        pairs,
         axes: None,
         shift: None,
         group_size,
-        operand_count: instruction.operand_ids.len(),
-        bytes: operand_bytes(computation, instruction),
+        operand_count: if is_ragged { 1 } else { instruction.operand_ids.len() },
+        bytes: operand_bytes(computation, instruction, is_ragged),
         moved_bytes: None,
         executions: place.executions,
         in_branch: matches!(place.executions, Amount::AtMost(_)),
@@ -313,7 +367,6 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         (entry.groups, entry.group_size) = transfer.groups();
         entry.operand_count = 1;
     }
-    let moves = instruction.source_target_pairs.iter().any(|pair| pair.source != pair.target);
     match permutes && !moves {
         true => entry.moved_bytes = Some(0),
         false if is_fused_reduce_scatter(computation, step) => {
@@ -362,8 +415,8 @@ fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
 }
 
 /// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of
-/// replicas; with one and `use_global_device_ids`, of devices; with one alone, of partitions for an all-to-all, else of
-/// replicas with all their partitions.
+/// replicas; with one and `use_global_device_ids`, of devices; with one alone, of replicas with all their partitions
+/// for the kinds that have that attribute, else of partitions.
 fn group_size(
     instruction: &HloInstructionProto,
     kind: Communication,
@@ -383,13 +436,20 @@ fn group_size(
     if instruction.use_global_device_ids {
         return Some(listed.unwrap_or(replicas.saturating_mul(partitions)));
     }
+    use CollectiveKind as Kind;
     match kind {
-        Communication::Collective(CollectiveKind::AllToAll) => Some(listed.unwrap_or(partitions)),
-        _ => Some(listed.unwrap_or(replicas).saturating_mul(partitions)),
+        Communication::Collective(Kind::AllGather | Kind::AllReduce | Kind::ReduceScatter) => {
+            Some(listed.unwrap_or(replicas).saturating_mul(partitions))
+        }
+        _ => Some(listed.unwrap_or(partitions)),
     }
 }
 
-fn operand_bytes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> Option<u64> {
+fn operand_bytes(computation: &Computation<'_>, instruction: &HloInstructionProto, is_ragged: bool) -> Option<u64> {
+    // The others are the buffer that it writes into, and where the parts begin and how long they are.
+    if is_ragged {
+        return shape_bytes(computation.operand(instruction, 0)?.shape.as_ref()?);
+    }
     // A permute into a buffer that exists takes slices of it: its operands are the whole buffers and the offsets.
     if instruction.opcode.starts_with("collective-permute") && !instruction.dynamic_slice_sizes.is_empty() {
         let source = computation.operand(instruction, 0)?.shape.as_ref()?;

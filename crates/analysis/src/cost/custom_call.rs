@@ -7,6 +7,7 @@
 
 use super::operands::Operands;
 use super::{Work, convolution};
+use crate::custom_collectives::is_collective;
 use crate::index::attribute;
 use crate::partitioning::Border;
 use crate::size::elements;
@@ -118,6 +119,7 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
         | "TensorToBuffer"
         | "AssumeGatherIndicesInBound"
         | "annotate_device_placement" => Work::default(),
+        _ if is_collective(operands.instruction) => work(0),
         _ if name.starts_with("xla.sdy.") || Border::of(operands.instruction).is_some() => Work::default(),
         // A function of each element, from a text of StableHLO, that XLA expands into many instructions. It counts as
         // those functions do that have an opcode.

@@ -1,10 +1,12 @@
 //! The memory that a compiler has assigned.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{BufferKind, LiveBuffer, MemoryForm, ModuleMemory, curve};
+use super::dataflow::HOST;
+use super::{BufferKind, LiveBuffer, MemoryForm, ModuleMemory, OtherSpace, curve};
 use meshloom_hlo::proto::heap_simulator_trace::Event;
 use meshloom_hlo::proto::heap_simulator_trace::event::Kind;
 use meshloom_hlo::proto::{
@@ -15,14 +17,22 @@ use meshloom_hlo::text::{Layouts, print_shape};
 
 /// Returns the memory of a module as its compiler assigned it.
 pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignmentProto) -> ModuleMemory {
+    let is_tpu = has_tiles(module);
+    let is_elsewhere = |color: i64| color == HOST || color != 0 && is_tpu;
     let of = |is: fn(&BufferAllocationProto) -> bool| {
-        let allocations = assignment.buffer_allocations.iter().filter(|allocation| is(allocation));
+        let here = assignment.buffer_allocations.iter().filter(|allocation| !is_elsewhere(allocation.color));
+        let allocations = here.filter(|allocation| is(allocation));
         allocations.fold(0u64, |sum, allocation| sum.saturating_add(size(allocation)))
     };
     let arguments = of(|allocation| allocation.is_entry_computation_parameter);
     let outputs = of(|allocation| allocation.maybe_live_out);
     let aliased = of(|allocation| allocation.is_entry_computation_parameter && allocation.maybe_live_out);
     let temporaries = of(is_temporary);
+    let mut spaces: BTreeMap<i64, u64> = BTreeMap::new();
+    for allocation in assignment.buffer_allocations.iter().filter(|allocation| is_elsewhere(allocation.color)) {
+        let bytes = spaces.entry(allocation.color).or_default();
+        *bytes = bytes.saturating_add(size(allocation));
+    }
     let held = arguments.saturating_add(outputs).saturating_sub(aliased);
     let buffers = Buffers::of(module, assignment);
     let events: Vec<&Event> = assignment.heap_simulator_traces.iter().flat_map(|trace| &trace.events).collect();
@@ -41,10 +51,18 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
         placed: true,
         constants: of(|allocation| allocation.is_constant),
         peak: held.saturating_add(temporaries),
+        other_spaces: spaces.into_iter().map(|(space, bytes)| OtherSpace::new(space, bytes)).collect(),
         in_tiles: None,
         live_at_peak: live,
         curve: curve(&steps, held, |at| &events[at].instruction_name),
     }
+}
+
+/// Whether layouts have tiles, as those of TPUs do, whose memories besides the main one are on the chip.
+fn has_tiles(module: &HloModuleProto) -> bool {
+    let is_tiled = |shape: &ShapeProto| shape.layout.as_ref().is_some_and(|layout| !layout.tiles.is_empty());
+    let mut shapes = module.computations.iter().flat_map(|it| &it.instructions).filter_map(|it| it.shape.as_ref());
+    shapes.any(|shape| is_tiled(shape) || shape.tuple_shapes.iter().any(is_tiled))
 }
 
 fn size(allocation: &BufferAllocationProto) -> u64 {

@@ -23,12 +23,14 @@ use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 const POINTER: u64 = 8;
 
 /// The memory space of the host's memory, in a layout.
-const HOST: i64 = 5;
+pub(super) const HOST: i64 = 5;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
-    /// The bytes of its largest node, or of one device's part.
+    /// The bytes of its largest node in the device's main memory, or of one device's part.
     pub(super) bytes: u64,
+    /// The memory space that it lies in, and its bytes there, if that is not the device's main memory.
+    pub(super) elsewhere: Option<(i64, u64)>,
     /// The node that is one device's part, where other nodes are the whole value.
     pub(super) part: Option<u32>,
     /// The time at which it is first defined.
@@ -106,9 +108,15 @@ fn is_border(target: &str) -> bool {
     matches!(target, "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
 }
 
-/// Whether an array lies in the host's memory.
-pub(super) fn is_on_host(shape: &ShapeProto) -> bool {
-    shape.layout.as_ref().is_some_and(|layout| layout.memory_space == HOST)
+/// Returns the memory space of an array that does not lie in the device's main memory. On TPUs, whose layouts have
+/// tiles, there are several on the chip; on GPUs the same numbers are for parts of the main memory.
+pub(super) fn other_space(shape: &ShapeProto) -> Option<i64> {
+    let layout = shape.layout.as_ref()?;
+    match layout.memory_space {
+        0 => None,
+        HOST => Some(HOST),
+        space => (!layout.tiles.is_empty()).then_some(space),
+    }
 }
 
 impl<'w, 'a> Flow<'w, 'a> {
@@ -140,12 +148,13 @@ impl<'w, 'a> Flow<'w, 'a> {
         let is_tuple = is_tuple(shape);
         let bytes = match is_tuple {
             true => POINTER * shape.tuple_shapes.len() as u64,
-            false if is_on_host(shape) => 0,
             false => padded_bytes(shape).or_else(|| shape_bytes(shape)).unwrap_or(0),
         };
+        let elsewhere = other_space(shape).filter(|_| !is_tuple).map(|space| (space, bytes));
         self.shapes.push(shape);
         self.classes.push(Class {
-            bytes,
+            bytes: if elsewhere.is_some() { 0 } else { bytes },
+            elsewhere,
             part: None,
             start: time,
             end: time,
@@ -267,6 +276,7 @@ impl<'w, 'a> Flow<'w, 'a> {
             (None, Some(_)) => other.bytes,
             _ => class.bytes.max(other.bytes),
         };
+        class.elsewhere = class.elsewhere.max(other.elsewhere);
         class.part = class.part.or(other.part);
         class.end = class.end.max(other.end);
         class.is_constant |= other.is_constant;

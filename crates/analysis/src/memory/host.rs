@@ -4,7 +4,7 @@
 //! (`host_offloader.cc`): a moved value, the buffers that it is written into as a slice, and the slices that are cut
 //! out of those.
 
-use super::dataflow::Flow;
+use super::dataflow::{Flow, HOST};
 use crate::host_transfers::{Move, move_of};
 
 /// Takes values on the host out of the device's memory.
@@ -43,6 +43,7 @@ pub(super) fn take_out(flow: &mut Flow<'_, '_>) {
                 let node = flow.nodes(point).start;
                 let class = flow.class(node);
                 if !class.is_on_host {
+                    class.elsewhere = Some((HOST, class.bytes));
                     (class.is_on_host, class.bytes, changed) = (true, 0, true);
                 }
             }

@@ -20,8 +20,9 @@
 //!   live. The pointers of tuples have memory of their own. The scratch memory that a custom call states, besides
 //!   operands and results, is such a value while the call runs.
 //!
-//! Arrays have the padding that the tiles of their layouts need, as on TPUs. Values in the host's memory are not
-//! counted.
+//! Arrays have the padding that the tiles of their layouts need, as on TPUs. Values that lie elsewhere than in the
+//! device's main memory do not count there: in the host's memory (`S(5)` in a layout), or on a TPU in memories on the
+//! chip (`S(1)` is VMEM). [`ModuleMemory::other_spaces`] has the most that is live in each of those.
 //!
 //! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`) then predicts the
 //! compiler's fusions, and [`upper`] the most memory that it may need; [`ModuleMemory::form`] states the form of the
@@ -47,7 +48,7 @@ use serde::Serialize;
 
 use super::cost::scratch_bytes;
 use super::walk::Walk;
-use dataflow::{Class, Flow};
+use dataflow::{Class, Flow, HOST};
 use meshloom_hlo::proto::{HloModuleProto, HloProto};
 use meshloom_hlo::sort;
 use meshloom_hlo::source::{Sources, op_name};
@@ -137,6 +138,28 @@ pub struct CurvePoint {
     pub instruction: String,
 }
 
+/// A memory besides the device's main one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OtherSpace {
+    /// Its number in layouts: `S(1)`.
+    pub space: i64,
+    /// The kind of memory.
+    pub name: &'static str,
+    /// The most bytes of values that are live in it at once.
+    pub bytes: u64,
+}
+
+impl OtherSpace {
+    fn new(space: i64, bytes: u64) -> OtherSpace {
+        let name = match space {
+            1 => "VMEM on the chip",
+            HOST => "the host's memory",
+            _ => "a memory on the chip",
+        };
+        OtherSpace { space, name, bytes }
+    }
+}
+
 /// The device memory that a module needs, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleMemory {
@@ -161,6 +184,9 @@ pub struct ModuleMemory {
     /// The bytes of everything that a device holds for the program: arguments, outputs that are not in them,
     /// temporaries.
     pub peak: u64,
+    /// The memories besides the device's main one in which values lie; they are in none of the figures above.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_spaces: Vec<OtherSpace>,
     /// Arguments and outputs with a TPU's padding; `None` if layouts already include it.
     #[serde(skip)]
     pub in_tiles: Option<InTiles>,
@@ -349,6 +375,7 @@ impl Ports {
             size.checked_next_multiple_of(placement::ALIGNMENT).unwrap_or(size).saturating_add(value.bytes)
         });
         let in_tiles = (form == MemoryForm::Uncompiled).then(|| self.in_tiles(flow));
+        let other_spaces = other_spaces(flow);
         let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
         let is_live = |value: &&Lifetime| value.is_live(at as u32);
         let at_peak: Vec<Lifetime> = heap[..values].iter().chain(&fixed).filter(is_live).cloned().collect();
@@ -363,6 +390,7 @@ impl Ports {
             placed: heap_size.is_some(),
             constants,
             peak: arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries),
+            other_spaces,
             in_tiles,
             live_at_peak: self.live_at_peak(flow, &at_peak, &scratch_at_peak, sources),
             curve: curve(&live, always, |time| &flow.instruction(flow.schedule.point_at(time)).name),
@@ -432,6 +460,20 @@ impl Ports {
         sort::by_key(&mut live, |buffer| Reverse(buffer.bytes));
         live
     }
+}
+
+/// Returns the most that is live in each memory besides the main one.
+fn other_spaces(flow: &mut Flow<'_, '_>) -> Vec<OtherSpace> {
+    let mut spaces: BTreeMap<i64, Vec<Lifetime>> = BTreeMap::new();
+    let classes: Vec<(u32, Class)> = flow.classes().filter(|(_, class)| !class.is_virtual).collect();
+    for (node, class) in classes {
+        if let Some((space, bytes)) = class.elsewhere.filter(|&(_, bytes)| bytes > 0) {
+            spaces.entry(space).or_default().push(Lifetime::new(node, bytes, flow.ranges(node)));
+        }
+    }
+    let times = flow.schedule.point_count();
+    let most = |values: &[Lifetime]| placement::live_bytes(values, times).into_iter().max().unwrap_or(0);
+    spaces.into_iter().map(|(space, values)| OtherSpace::new(space, most(&values))).collect()
 }
 
 /// Returns the scratch memory that custom calls state, each by the first value that the call makes.

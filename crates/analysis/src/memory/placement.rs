@@ -31,9 +31,10 @@ impl Lifetime {
         self.ranges.range(..=time).next_back().is_some_and(|(_, &until)| until >= time)
     }
 
+    /// Whether both are live at a time, if the times from first to last have one in common.
     fn overlaps(&self, other: &Lifetime) -> bool {
-        let is_within = other.start <= self.end && self.start <= other.end;
-        is_within && !is_apart(&self.ranges, &other.ranges)
+        let are_whole = self.ranges.len() == 1 && other.ranges.len() == 1;
+        are_whole || !is_apart(&self.ranges, &other.ranges)
     }
 }
 
@@ -138,17 +139,23 @@ pub fn heap_size(values: &[Lifetime]) -> Option<u64> {
 }
 
 fn heap_size_in_order(values: &[&Lifetime]) -> u64 {
+    // First and last times lie together: they tell most pairs apart.
+    let mut times: Vec<(u32, u32)> = Vec::with_capacity(values.len());
     let mut placed: Vec<(u64, &Lifetime)> = Vec::with_capacity(values.len());
+    let mut around: Vec<(u64, u64)> = Vec::new();
     let mut size = 0;
     for value in values {
-        let mut around: Vec<(u64, u64)> = placed
-            .iter()
-            .filter(|(_, other)| other.overlaps(value))
-            .map(|&(offset, other)| (offset, offset.saturating_add(other.bytes)))
-            .collect();
+        around.clear();
+        for (nth, _) in times.iter().enumerate().filter(|(_, time)| time.0 <= value.end && value.start <= time.1) {
+            let (offset, other) = placed[nth];
+            if other.overlaps(value) {
+                around.push((offset, offset.saturating_add(other.bytes)));
+            }
+        }
         around.sort_unstable();
         let offset = tightest_gap(&around, value.bytes);
         size = size.max(offset.saturating_add(value.bytes));
+        times.push((value.start, value.end));
         placed.push((offset, value));
     }
     size

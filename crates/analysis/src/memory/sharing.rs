@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::dataflow::{Flow, after_start, is_apart};
+use super::dataflow::{Class, Flow, after_start, is_apart};
 use crate::cost::is_by_element;
 use crate::index::{Computation, Module};
 use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
@@ -80,7 +80,9 @@ fn handover(flow: &mut Flow<'_, '_>, point: usize, (element, operand): SharedPai
 /// Whether the operand ends and the result starts at the time, and one fits where the other is.
 fn is_possible(flow: &mut Flow<'_, '_>, Handover { time, operand, result }: Handover) -> bool {
     let (old, new) = (*flow.class(operand), *flow.class(result));
-    let fits = old.bytes == new.bytes && !old.is_tuple && !new.is_tuple && !old.is_virtual && !new.is_virtual;
+    let space = |class: Class| class.elsewhere.map(|(space, _)| space);
+    let fits = old.bytes == new.bytes && space(old) == space(new);
+    let fits = fits && !old.is_tuple && !new.is_tuple && !old.is_virtual && !new.is_virtual;
     let is_other = flow.find(operand) != flow.find(result);
     let ends = flow.ranges(operand).range(..time).next_back().is_some_and(|(_, &end)| end == time);
     fits && is_other && ends && flow.ranges(result).contains_key(&time)

@@ -12,7 +12,7 @@
 
 use serde::Serialize;
 
-use super::dataflow::is_on_host;
+use super::dataflow::other_space;
 use super::{MemoryForm, ModuleMemory};
 use crate::size::shape_bytes;
 use meshloom_hlo::PlatformKind;
@@ -101,7 +101,7 @@ pub(super) fn tiled_bytes(shape: &ShapeProto) -> u64 {
     if shape.element_type == i32::from(PrimitiveType::Tuple) {
         return in_units(8 * shape.tuple_shapes.len() as u64);
     }
-    if is_on_host(shape) {
+    if other_space(shape).is_some() {
         return 0;
     }
     let bits = PrimitiveType::try_from(shape.element_type).ok().and_then(|of| of.bits());

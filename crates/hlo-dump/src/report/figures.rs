@@ -7,6 +7,7 @@ use meshloom_analysis::memory::{MemoryForm, upper};
 use meshloom_hlo::mesh::Mesh;
 
 use super::Page;
+use crate::collectives::uncounted_text;
 use crate::output::{bounds_of_count, human_bytes, human_count, plural, seconds, thousands};
 
 pub fn figures(report: &Page) -> Markup {
@@ -70,6 +71,7 @@ pub fn notes(report: &Page) -> Markup {
     if report.loaded.is_nameless() {
         notes.push("The module names no mesh: --mesh data=2,fsdp=4 would name the axes.".to_owned());
     }
+    notes.extend(uncounted_text(&report.collectives.uncounted));
     notes.extend(of_cost(&report.cost));
     notes.extend(of_memory(report));
     html! {

@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
-use meshloom_analysis::{AxisPart, ShardedValue, ValueKind, shardings};
+use meshloom_analysis::{ShardedValue, ValueKind, shardings};
 
 use super::Page;
 use crate::markup::html::{Cell, section, table};
+use crate::output::spec;
 use crate::run::Row;
 
 pub fn render(report: &Page) -> Markup {
@@ -56,14 +57,4 @@ fn of_module(value: &ShardedValue) -> Row {
         whole_bytes: value.bytes,
         origin: value.source.as_ref().map_or(kind.to_owned(), |source| format!("{kind} at {source}")),
     }
-}
-
-/// Returns axes as specs print them: `[fsdp, _]`.
-fn spec(axes: &[Vec<AxisPart>]) -> String {
-    let dimension = |axes: &Vec<AxisPart>| match axes.as_slice() {
-        [] => "_".to_owned(),
-        [axis] => axis.to_string(),
-        several => format!("({})", several.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
-    };
-    format!("[{}]", axes.iter().map(dimension).collect::<Vec<_>>().join(", "))
 }

@@ -49,7 +49,10 @@ impl Look {
 }
 
 pub fn dot(loaded: &Loaded, arguments: &Show) -> Result<String> {
-    let drawing = draw(loaded, arguments)?;
+    written(&draw(loaded, arguments)?)
+}
+
+fn written(drawing: &Drawing) -> Result<String> {
     let mut text = String::from("digraph {\n  node [shape=box, style=filled, fontname=\"Helvetica\"];\n");
     for (index, (label, look)) in drawing.nodes.iter().enumerate() {
         writeln!(text, "  n{index} [label=\"{}\", fillcolor=\"{}\"];", escaped(label), look.color())?;
@@ -62,35 +65,109 @@ pub fn dot(loaded: &Loaded, arguments: &Show) -> Result<String> {
 }
 
 pub fn svg(loaded: &Loaded, arguments: &Show) -> Result<String> {
-    let nodes = draw(loaded, arguments)?.nodes.len();
+    let drawing = draw(loaded, arguments)?;
+    let nodes = drawing.nodes.len();
+    let fewer = match (&arguments.computation, arguments.depth) {
+        (Some(_), _) => "",
+        (None, Some(0)) => ", draw scopes (--depth 1), or one --computation",
+        (None, _) => ", draw fewer levels (--depth), or one --computation",
+    };
+    let instead = format!("`--emit dot` writes what Graphviz draws{fewer}");
     if nodes > MOST_NODES {
-        let fewer = if arguments.depth == Some(0) { "draw scopes (--depth 1)" } else { "draw fewer levels (--depth)" };
-        bail!(
-            "the drawing would have {nodes} boxes, and more than {MOST_NODES} are not drawn; {fewer}, or one --computation"
-        );
+        bail!("the drawing would have {nodes} boxes, and more than {MOST_NODES} are not drawn; {instead}");
     }
     if nodes == 0 {
         bail!("there is nothing to draw: the program has constants and parameters alone; --computation draws those");
     }
-    laid_out(&dot(loaded, arguments)?)
+    let effort = effort(&drawing);
+    if effort > MOST_EFFORT {
+        let edges = drawing.edges.len();
+        bail!("{nodes} boxes with {edges} lines between them take too long to lay out; {instead}");
+    }
+    laid_out(&written(&drawing)?, effort <= MOST_SORTED)
+}
+
+/// Above this effort boxes are not moved within their row to make fewer lines cross: that takes more than a second.
+const MOST_SORTED: u64 = 3_000_000;
+
+/// The most effort of a layout: some seconds.
+const MOST_EFFORT: u64 = 3_000_000_000;
+
+/// Returns a measure of the time that a layout takes: the number of rows, times the cubes of what each has in it. A
+/// line over several rows has a bend in each, and a line with a label a row for it.
+fn effort(drawing: &Drawing) -> u64 {
+    let mut readers = vec![Vec::new(); drawing.nodes.len()];
+    for (from, to, label) in drawing.edges.iter().filter(|(from, to, _)| from != to) {
+        readers[*from].push((*to, if label.is_empty() { 1 } else { 2 }));
+    }
+    let order = sources_first(&readers);
+    let mut place = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(at, &node)| place[node] = at);
+    // A line that closes a circle is drawn the other way round.
+    let mut rows = vec![0usize; order.len()];
+    for &node in &order {
+        for &(reader, step) in readers[node].iter().filter(|(reader, _)| place[*reader] > place[node]) {
+            rows[reader] = rows[reader].max(rows[node] + step);
+        }
+    }
+    let mut counts = vec![0u64; rows.iter().max().map_or(0, |last| last + 1)];
+    rows.iter().for_each(|&row| counts[row] += 1);
+    for (from, to, _) in &drawing.edges {
+        let (first, last) = (rows[*from].min(rows[*to]), rows[*from].max(rows[*to]));
+        counts[(first + 1).min(last)..last].iter_mut().for_each(|count| *count += 1);
+    }
+    let cubes = counts.iter().fold(0u64, |sum, count| sum.saturating_add(count.saturating_pow(3)));
+    cubes.saturating_mul(counts.len() as u64)
+}
+
+/// Returns the nodes, each before its readers where no circle forbids it.
+fn sources_first(readers: &[Vec<(usize, usize)>]) -> Vec<usize> {
+    let mut is_entered = vec![false; readers.len()];
+    let mut order = Vec::with_capacity(readers.len());
+    for first in 0..readers.len() {
+        let mut stack = vec![(first, 0)];
+        while let Some((node, next)) = stack.last_mut() {
+            if *next == 0 && std::mem::replace(&mut is_entered[*node], true) {
+                stack.pop();
+                continue;
+            }
+            let (at, reader) = (*node, readers[*node].get(*next).copied());
+            *next += 1;
+            match reader {
+                Some((reader, _)) if !is_entered[reader] => stack.push((reader, 0)),
+                Some(_) => {}
+                None => {
+                    order.push(at);
+                    stack.pop();
+                }
+            }
+        }
+    }
+    order.reverse();
+    order
 }
 
 #[cfg(feature = "drawing")]
-fn laid_out(dot: &str) -> Result<String> {
+fn laid_out(dot: &str, is_sorted: bool) -> Result<String> {
     use layout::backends::svg::SVGWriter;
     use layout::gv::{DotParser, GraphBuilder};
 
     let parsed = DotParser::new(dot).process();
     let graph = parsed.map_err(|error| anyhow::anyhow!("the drawing cannot be laid out: {error}"))?;
-    let mut builder = GraphBuilder::new();
-    builder.visit_graph(&graph);
-    let mut writer = SVGWriter::new();
-    builder.get().do_it(false, false, false, &mut writer);
-    Ok(writer.finalize())
+    let draw = || {
+        let mut builder = GraphBuilder::new();
+        builder.visit_graph(&graph);
+        let mut writer = SVGWriter::new();
+        builder.get().do_it(false, !is_sorted, false, &mut writer);
+        writer.finalize()
+    };
+    // The layout asserts what holds for most graphs.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(draw))
+        .map_err(|_| anyhow::anyhow!("the drawing cannot be laid out; `--emit dot` writes what Graphviz draws"))
 }
 
 #[cfg(not(feature = "drawing"))]
-fn laid_out(_: &str) -> Result<String> {
+fn laid_out(_: &str, _: bool) -> Result<String> {
     bail!(
         "this hlo-dump is built without drawing; `--emit dot` writes what Graphviz draws, and `cargo install hlo-dump` builds one that \
          draws"

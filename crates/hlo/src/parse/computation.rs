@@ -3,9 +3,9 @@
 use memchr::memchr;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Parser;
 use super::error::{Result, fault};
 use super::shape::{copy, is_compatible};
+use super::{ATTRIBUTE, Parser};
 use crate::proto::{HloComputationProto, HloInstructionProto, ProgramShapeProto, ShapeProto};
 use crate::suggest::did_you_mean;
 
@@ -49,6 +49,8 @@ pub(crate) struct Scope<'a> {
     /// Where the instruction of a name is.
     pub(super) names: FxHashMap<&'a str, usize>,
     pub(super) root: Option<usize>,
+    /// Where the `get-tuple-element` is that `%x#1` stands for, by the place of `x` and the index.
+    pub(super) elements: FxHashMap<(usize, i64), usize>,
     /// Instructions without a name, by place.
     pub(super) unnamed: Vec<usize>,
     /// Whether there is one instruction, whose operands become parameters.
@@ -86,16 +88,11 @@ impl<'a> Parser<'a> {
         {
             return fault(start, format!("the result of {name} is not of the shape of its root"));
         }
-        if self.lexer.eat(b',') {
+        while self.lexer.eat(b',') {
             let start = self.lexer.here();
             match self.lexer.attribute_name()? {
                 "execution_thread" => self.computations[id].execution_thread = self.lexer.string()?,
-                other => {
-                    return fault(
-                        start,
-                        format!("a computation has no attribute \"{other}\"; it has execution_thread"),
-                    );
-                }
+                other => self.pass_over(start, (ATTRIBUTE, "a computation"), other, ["execution_thread"])?,
             }
         }
         if self.computation_ids.insert(name, id).is_some() {
@@ -112,7 +109,8 @@ impl<'a> Parser<'a> {
     fn signature(&mut self) -> Result<(usize, ShapeProto)> {
         self.list(b'(', b')', |parser| {
             parser.lexer.name("the name of a parameter")?;
-            parser.lexer.expect(b':', "after the name of a parameter")?;
+            // XLA takes it without, too.
+            parser.lexer.eat(b':');
             parser.shape()?;
             Ok(())
         })?;
@@ -159,6 +157,7 @@ impl<'a> Parser<'a> {
             instructions: Vec::with_capacity(expected),
             names,
             root: None,
+            elements: FxHashMap::default(),
             unnamed: Vec::new(),
             is_single: false,
             parameters: 0,

@@ -88,6 +88,14 @@ pub(crate) struct Fault {
     pub(crate) message: String,
 }
 
+impl Fault {
+    /// The same with more to say.
+    pub(crate) fn with(mut self: Box<Self>, more: &str) -> Box<Self> {
+        self.message.push_str(more);
+        self
+    }
+}
+
 /// Boxed, so that the results of the many small functions stay small.
 pub(crate) type Result<T> = std::result::Result<T, Box<Fault>>;
 

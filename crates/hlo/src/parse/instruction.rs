@@ -4,12 +4,13 @@ use super::computation::Scope;
 use super::error::{Result, fault};
 use super::lexer::Lexer;
 use super::shape::{add_layouts, is_compatible};
-use super::{Parser, infer};
+use super::{ATTRIBUTE, Parser, infer};
 use crate::proto::{CustomCallApiVersion, HloInstructionProto, PrecisionConfig, ShapeProto};
+use crate::shape::is_tuple;
 use crate::suggest::did_you_mean;
 use crate::syntax::attributes::{Attribute, Attributes};
-use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Operands, Operation};
+use crate::syntax::{default_comparison, implied_order};
 
 /// The ending of the short form of an asynchronous operation, and the opcode that it stands for.
 const ASYNC_SUFFIXES: &[(&str, &str)] =
@@ -167,12 +168,46 @@ impl<'a> Parser<'a> {
         if !is_plain_name && self.lexer.peek() == Some(b'(') {
             return self.nested_instruction(scope, start);
         }
-        let place = scope.place_of(name, name_start)?;
+        let mut place = scope.place_of(name, name_start)?;
+        while self.lexer.eat(b'#') {
+            place = self.element_of(scope, place, name)?;
+        }
         if let (Some(stated), Some(actual)) = (&shape, &scope.instructions[place].shape)
             && !is_compatible(stated, actual)
         {
             return fault(shape_start, format!("the shape stated here is not the shape of {name}"));
         }
+        Ok(place)
+    }
+
+    /// The `1` of `%x#1`, which stands for `get-tuple-element(%x), index=1`: makes that instruction once.
+    fn element_of(&mut self, scope: &mut Scope<'a>, tuple: usize, name: &str) -> Result<usize> {
+        let start = self.lexer.here();
+        let index = self.lexer.integer()?;
+        if let Some(&place) = scope.elements.get(&(tuple, index)) {
+            return Ok(place);
+        }
+        let shapes = scope.instructions[tuple].shape.as_ref().map_or(&[][..], |shape| &shape.tuple_shapes);
+        let Some(shape) = usize::try_from(index).ok().and_then(|index| shapes.get(index)) else {
+            let count = shapes.len();
+            return fault(start, format!("{name} has no element {index} here: there are {count} in its shape"));
+        };
+        let name = format!("{}_{index}", scope.instructions[tuple].name);
+        self.memory.take(size_of::<HloInstructionProto>() + SHORT_STRING + name.len(), start)?;
+        self.memory.take_shape(shape, start)?;
+        let place = scope.instructions.len();
+        let element = HloInstructionProto {
+            name,
+            opcode: "get-tuple-element".to_string(),
+            shape: Some(shape.clone()),
+            tuple_index: index,
+            operand_ids: vec![scope.id(tuple)],
+            id: scope.id(place),
+            ..Default::default()
+        };
+        scope.instructions.push(element);
+        scope.unnamed.push(place);
+        scope.elements.insert((tuple, index), place);
         Ok(place)
     }
 
@@ -232,8 +267,8 @@ impl<'a> Parser<'a> {
             let start = self.lexer.here();
             let name = self.lexer.attribute_name()?;
             let Some(attribute) = allowed.named(name) else {
-                let near = did_you_mean(name, allowed.names());
-                return fault(start, format!("{} has no attribute \"{name}\"{near}", instruction.opcode));
+                self.pass_over(start, (ATTRIBUTE, &instruction.opcode), name, allowed.names())?;
+                continue;
             };
             let is_repeated = seen.contains(attribute);
             seen = seen.with(attribute);
@@ -245,7 +280,8 @@ impl<'a> Parser<'a> {
                     }
                     &mut *instruction
                 }
-                Some(wrapped) if attribute != Attribute::AsyncExecutionThread => &mut **wrapped,
+                Some(wrapped) if is_of_wrapped(attribute, is_repeated, wrapped) => &mut **wrapped,
+                Some(_) if attribute == Attribute::OutputToOperandAliasing => &mut *instruction,
                 _ if is_repeated => return fault(start, format!("attribute {name} is here twice")),
                 _ => &mut *instruction,
             };
@@ -271,9 +307,7 @@ impl<'a> Parser<'a> {
         // The shapes are those stated here: copies of the operands' own could be far larger than the text.
         let stated = start.shape.as_ref().map(|shape| shape.tuple_shapes.as_slice());
         let (operands, result) = match stated {
-            Some([operands, result, ..]) if operands.tuple_shapes.len() == start.operand_ids.len() => {
-                (operands.tuple_shapes.clone(), result.clone())
-            }
+            Some([operands, result, ..]) if is_tuple(operands) => (operands.tuple_shapes.clone(), result.clone()),
             _ => {
                 let name = operation.name;
                 return fault(position, format!("{name}-start needs a shape of the form ((operands), result, ...)"));
@@ -287,7 +321,8 @@ impl<'a> Parser<'a> {
         };
         set_assumed(operation, &mut root);
         if has_attributes {
-            let allowed = operation.allowed.with(Attribute::AsyncExecutionThread);
+            let own = [Attribute::AsyncExecutionThread, Attribute::OutputToOperandAliasing];
+            let allowed = own.into_iter().fold(operation.allowed, Attributes::with);
             self.attributes(scope, allowed, operation.required, start, Some(&mut root))?;
         } else if let Some(missing) = operation.required.first_not_in(Attributes::default()) {
             return missing_attribute(position, operation, missing);
@@ -341,9 +376,15 @@ impl<'a> Parser<'a> {
                     instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal.into();
                 }
             }
-            "compare" if instruction.comparison_type.is_empty() => {
-                let operand = instruction.operand_ids.first().and_then(|id| scope.shape_of(*id));
-                instruction.comparison_type = default_comparison(operand).to_string();
+            "compare" => {
+                if instruction.comparison_type.is_empty() {
+                    let operand = instruction.operand_ids.first().and_then(|id| scope.shape_of(*id));
+                    instruction.comparison_type = default_comparison(operand).to_string();
+                }
+                // An order that the type implies is the same as none.
+                if instruction.comparison_order == implied_order(&instruction.comparison_type) {
+                    instruction.comparison_order.clear();
+                }
             }
             _ => {}
         }
@@ -382,6 +423,19 @@ fn missing_attribute<T>(start: usize, operation: &Operation, missing: Attribute)
             missing.name()
         ),
     )
+}
+
+/// Whether an attribute of an async-start in its short form belongs to the operation that it wraps. Both may have
+/// aliases; that of the operation comes first.
+fn is_of_wrapped(attribute: Attribute, is_repeated: bool, wrapped: &HloInstructionProto) -> bool {
+    match attribute {
+        Attribute::AsyncExecutionThread => false,
+        Attribute::OutputToOperandAliasing => {
+            let operation = Operation::from_name(&wrapped.opcode);
+            !is_repeated && operation.is_some_and(|operation| operation.allowed.contains(attribute))
+        }
+        _ => true,
+    }
 }
 
 /// Moves the value of a common attribute that is about to be read again.

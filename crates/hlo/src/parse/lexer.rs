@@ -359,6 +359,7 @@ impl<'a> Lexer<'a> {
                 (0, _) => return fault(position - 1, "expected hexadecimal digits after \\x"),
                 (length, value) => (1 + length, value as u8),
             },
+            None => return fault(position - 1, "the string has no closing quote"),
             _ => return fault(position - 1, "unknown escape in a string; write \\\\ for a backslash"),
         };
         string.push(value);
@@ -382,6 +383,29 @@ impl<'a> Lexer<'a> {
         };
         self.position = start + length;
         Ok(self.slice(start, self.position))
+    }
+
+    /// Passes a value of any form: up to the comma, the end of the line or the closing bracket that follows it; in a
+    /// record also up to a space.
+    pub(crate) fn skip_value(&mut self, is_in_record: bool) -> Result<()> {
+        let start = self.here();
+        let mut depth = 0usize;
+        loop {
+            match self.bytes.get(self.position) {
+                Some(b'"' | b'\'') => {
+                    self.quoted()?;
+                    continue;
+                }
+                Some(b'{' | b'[' | b'(') => depth += 1,
+                None | Some(b'}' | b']' | b')' | b',' | b'\n') if depth == 0 => break,
+                Some(b' ') if depth == 0 && is_in_record => break,
+                Some(b'}' | b']' | b')') => depth -= 1,
+                Some(_) => {}
+                None => return fault(start, "no bracket closes this value"),
+            }
+            self.position += 1;
+        }
+        if self.position > start { Ok(()) } else { self.unexpected("a value") }
     }
 
     /// A string in quotes, or `{...}` as it is.

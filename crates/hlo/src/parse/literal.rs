@@ -8,7 +8,7 @@ use super::error::{Result, fault};
 use super::shape::{literal_shape, tuple};
 use crate::narrow::to_odd;
 use crate::proto::{LiteralProto, ShapeProto};
-use crate::shape::{element_strides, is_tuple};
+use crate::shape::{element_count, element_strides, is_tuple};
 
 /// A floating-point number as written: no `f64` operation reliably keeps the sign and bits of a NaN.
 #[derive(Clone, Copy)]
@@ -84,7 +84,8 @@ impl Parser<'_> {
         self.is_elided_next() && self.lexer.eat(b'{') && self.lexer.eat_symbol("...") && self.lexer.eat(b'}')
     }
 
-    /// The elements of an array in the order of its layout; none if they are elided.
+    /// The elements of an array in the order of its layout; none if they are elided. An element without braces is that
+    /// of an array of one. XLA takes it for the first of any array, and does not say what it takes for the others.
     pub(crate) fn array<T: Copy + Default>(
         &mut self,
         shape: &ShapeProto,
@@ -128,6 +129,10 @@ impl Parser<'_> {
                 Some(b'.') if depth == 1 && self.lexer.eat_symbol("...") => {
                     is_elided = true;
                     seen[0] = sizes[0];
+                }
+                _ if depth == 0 && rank > 0 => {
+                    let value = read(self)?;
+                    return Ok(if element_count(shape) == Some(1) { vec![value] } else { Vec::new() });
                 }
                 _ => {
                     if depth != rank {

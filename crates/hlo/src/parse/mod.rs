@@ -23,6 +23,9 @@
 //! - A sharding stays as it is written; XLA rewrites some to equal ones.
 //! - Names stay as they are; XLA numbers those that two computations share ([`make_names_unique`]).
 //! - Instructions of a scheduled module stay in the order of the schedule.
+//! - An attribute that it does not know, from a newer XLA, is passed over and noted ([`PassedOver`]), unless its name
+//!   is nearly one that it knows; so is a field of metadata.
+//! - `f32[4] constant(1)` is an elided constant: its other elements are not written. XLA takes 0 for them.
 //!
 //! The text is untrusted: recursion is bounded, memory is proportional to the text, and nothing panics.
 
@@ -40,7 +43,9 @@ mod shape;
 
 use rustc_hash::FxHashMap;
 
+use super::passed_over::PassedOver;
 use super::proto::{HloComputationProto, HloModuleProtoWithConfig, OpSharding, ShapeProto};
+use super::suggest::did_you_mean;
 use super::syntax::Value;
 pub(crate) use computation::Scope;
 pub use error::ParseError;
@@ -85,6 +90,10 @@ impl TextLimits {
     }
 }
 
+/// A part that something has under a name: after a comma, and in a record, where no comma need follow it.
+pub(crate) const ATTRIBUTE: &str = "attribute";
+pub(crate) const FIELD: &str = "field";
+
 /// Bytes of an item of a list, beside what it has itself: most are numbers.
 const LIST_ITEM: usize = 8;
 
@@ -95,18 +104,41 @@ pub fn parse(text: &str) -> std::result::Result<HloModuleProtoWithConfig, ParseE
 
 /// Like [`parse`], for bytes that may not be UTF-8; that is an error like others.
 pub fn parse_bytes(text: &[u8], limits: &TextLimits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
+    parse_noting(text, limits, &mut PassedOver::default())
+}
+
+/// Like [`parse_bytes`]; notes what it passes over.
+pub(crate) fn parse_noting(
+    text: &[u8],
+    limits: &TextLimits,
+    passed_over: &mut PassedOver,
+) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
     let advice = |byte| format!("HLO text is, and has other bytes in strings as \\{byte:03o}");
-    located(text, || read(utf8(text, advice)?, limits))
+    located(text, || read(utf8(text, advice)?, limits, passed_over))
 }
 
 /// Like [`parse`], with limits of one's own.
 pub fn parse_with(text: &str, limits: &TextLimits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
-    located(text.as_bytes(), || read(text, limits))
+    located(text.as_bytes(), || read(text, limits, &mut PassedOver::default()))
 }
 
-fn read(text: &str, limits: &TextLimits) -> Result<HloModuleProtoWithConfig> {
+fn read(text: &str, limits: &TextLimits, passed_over: &mut PassedOver) -> Result<HloModuleProtoWithConfig> {
     limits.check(text)?;
-    Parser::new(Lexer::new(text), limits, 0).module()
+    let mut parser = Parser::new(Lexer::new(text), limits, 0);
+    let read = parser.module();
+    *passed_over = parser.passed_over;
+    read.map_err(|fault| if is_cut_off(text, fault.position) { fault.with(CUT_OFF) } else { fault })
+}
+
+const CUT_OFF: &str = "; the text ends here, as if it was cut off: is the file complete?";
+
+/// Whether a text that is wrong at `position` seems to be the beginning of a longer one: it is wrong in its last line,
+/// and does not end as the last computation does.
+fn is_cut_off(text: &str, position: usize) -> bool {
+    let text = text.trim_ascii_end();
+    let is_last_line = text.get(position..).is_none_or(|rest| !rest.contains('\n'));
+    (text.contains('\n') || text.starts_with("HloModule"))
+        && (position >= text.len() || is_last_line && !text.ends_with('}'))
 }
 
 /// A sharding as HLO text has it, which is how StableHLO has it in a string.
@@ -142,6 +174,7 @@ pub(crate) struct Parser<'a> {
     /// The number of shapes that have been copied to infer others.
     inferred: usize,
     pub(crate) memory: Memory,
+    passed_over: PassedOver,
     /// Whether the text ends at a quote: it is inside another module.
     is_quoted: bool,
 }
@@ -161,6 +194,7 @@ impl<'a> Parser<'a> {
             inferred: 0,
             memory: Memory::of(lexer.bytes().len(), limits.memory_ratio, limits.memory_bytes),
             lexer,
+            passed_over: PassedOver::default(),
             is_quoted: false,
         }
     }
@@ -175,6 +209,24 @@ impl<'a> Parser<'a> {
         let result = read(self);
         self.depth -= 1;
         result
+    }
+
+    /// Passes the value of an attribute or a field of `owner` that is not `known`, and notes it. A name that is nearly
+    /// known is a mistake.
+    pub(crate) fn pass_over(
+        &mut self,
+        start: usize,
+        (kind, owner): (&str, &str),
+        name: &str,
+        known: impl IntoIterator<Item = &'static str>,
+    ) -> Result<()> {
+        let near = did_you_mean(name, known);
+        if !near.is_empty() {
+            return fault(start, format!("{owner} has no {kind} \"{name}\"{near}"));
+        }
+        self.lexer.skip_value(kind == FIELD)?;
+        self.passed_over.add(&format!("{kind} {name} of {owner}"));
+        Ok(())
     }
 
     /// Items between two brackets, separated by commas.

@@ -5,20 +5,28 @@ use std::collections::BTreeMap;
 use super::computation::name_apart;
 use super::error::{Result, fault};
 use super::lexer::Lexer;
-use super::{Parser, order};
+use super::shape::is_compatible;
+use super::{ATTRIBUTE, Parser, order};
 use crate::proto::hlo_schedule_proto::InstructionSequence;
 use crate::proto::original_value_recovery_table_proto::Entry;
 use crate::proto::{
     HloBufferDonorProto, HloInputOutputAliasProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
-    HloScheduleProto, OriginalValueRecoveryTableProto, StackFrameIndexProto,
+    HloScheduleProto, OriginalValueRecoveryTableProto, ProgramShapeProto, StackFrameIndexProto,
 };
-use crate::suggest::did_you_mean;
 use crate::syntax::metadata::Leaf;
 use crate::syntax::{Kind, Value};
 
+/// Whether two programs have the same parameters and results, whatever their layouts.
+fn is_same_program(one: &ProgramShapeProto, other: &ProgramShapeProto) -> bool {
+    let results = one.result.iter().zip(&other.result);
+    one.parameters.len() == other.parameters.len()
+        && one.parameters.iter().zip(&other.parameters).chain(results).all(|(one, other)| is_compatible(one, other))
+}
+
 const HEADER: &str = "is_scheduled replica_count num_partitions input_output_alias buffer_donor \
     alias_passthrough_params entry_computation_layout frontend_attributes \
-    allow_spmd_sharding_propagation_to_parameters allow_spmd_sharding_propagation_to_output origin_recovery_table";
+    allow_spmd_sharding_propagation_to_parameters allow_spmd_sharding_propagation_to_output origin_recovery_table \
+    debug_attributes";
 
 /// The header of the module, which is completed once the computations are known.
 struct Header {
@@ -37,6 +45,8 @@ impl Parser<'_> {
         };
         if self.lexer.eat_word("HloModule") {
             header.module.name = self.lexer.name("the name of the module")?.to_string();
+            // People write a colon; XLA takes it for a part of the name.
+            self.lexer.eat(b':');
             self.header(&mut header)?;
         } else if !self.is_computation_next() {
             self.single_instruction(&mut header)?;
@@ -119,11 +129,9 @@ impl Parser<'_> {
                 "allow_spmd_sharding_propagation_to_output" => {
                     config.allow_spmd_sharding_propagation_to_output = self.boolean_or_list()?;
                 }
+                "debug_attributes" => module.debug_attributes = Value::read(self)?,
                 "origin_recovery_table" => module.original_value_recovery_table = Some(self.recovery_table()?),
-                other => {
-                    let near = did_you_mean(other, HEADER.split_ascii_whitespace());
-                    return fault(start, format!("a module has no attribute \"{other}\"{near}"));
-                }
+                other => self.pass_over(start, (ATTRIBUTE, "a module"), other, HEADER.split_ascii_whitespace())?,
             }
         }
         Ok(())
@@ -156,8 +164,9 @@ impl Parser<'_> {
             let mut inner = Parser::new(self.lexer.clone(), self.limits, self.depth);
             inner.is_quoted = true;
             inner.memory = self.memory.clone();
+            inner.passed_over = std::mem::take(&mut self.passed_over);
             let module = inner.module()?;
-            self.memory = inner.memory;
+            (self.memory, self.passed_over) = (inner.memory, inner.passed_over);
             self.lexer = inner.lexer;
             self.lexer.expect(b'"', "after the text of a module")?;
             return Ok(module.hlo_module);
@@ -165,9 +174,10 @@ impl Parser<'_> {
         let text = self.lexer.string()?;
         let mut inner = Parser::new(Lexer::new(&text), self.limits, self.depth);
         inner.memory = self.memory.clone();
+        inner.passed_over = std::mem::take(&mut self.passed_over);
         match inner.module() {
             Ok(module) => {
-                self.memory = inner.memory;
+                (self.memory, self.passed_over) = (inner.memory, inner.passed_over);
                 Ok(module.hlo_module)
             }
             Err(inner) => fault(start, format!("in the module in this string: {}", inner.message)),
@@ -209,8 +219,17 @@ impl Parser<'_> {
         }
         order::keep_order(&mut module.computations, &self.is_hidden);
         // Without a mark the last computation is the entry.
+        let is_marked = entry.is_some();
         let entry = entry.unwrap_or(module.computations.len() - 1);
         let computation = &module.computations[entry];
+        if let (false, Some(stated), Some(actual)) =
+            (is_marked, &config.entry_computation_layout, &computation.program_shape)
+            && !is_same_program(stated, actual)
+        {
+            let what =
+                "no computation is marked ENTRY, and the last one has other shapes than entry_computation_layout";
+            return fault(self.lexer.here(), what);
+        }
         module.entry_computation_id = computation.id;
         module.entry_computation_name = computation.name.clone();
         if module.name.is_empty() {

@@ -10,7 +10,7 @@ use crate::shape::{COMBINED_TILE, LEVELS, UNBOUNDED, is_tuple};
 use crate::suggest::did_you_mean;
 
 /// Far above the rank of any real array.
-const MAX_RANK: usize = 64;
+pub(super) const MAX_RANK: usize = 64;
 
 /// A text has hundreds of shapes and names them millions of times. The shapes that are kept take little memory.
 const MAX_KNOWN_SHAPES: usize = 1 << 12;

@@ -10,7 +10,7 @@ fn dialects(operation: &Operation) -> &'static [&'static str] {
         // Older texts have the second name: `stablehlo.tan` came later.
         "tan" => &["stablehlo", "chlo"],
         _ if operation.has(Mark::Stable) => &["stablehlo"],
-        _ if operation.has(Mark::Higher) => &["chlo"],
+        _ if operation.has(Mark::Higher) => &["chlo", "mhlo"],
         _ => &[],
     }
 }

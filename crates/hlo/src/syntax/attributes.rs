@@ -8,7 +8,7 @@ use super::Kind;
 use super::groups::ReplicaGroups;
 use super::ranges::{GroupCount, OneDimension, Slices, Thread};
 use super::special::{
-    BackendConfig, Calls, ChannelId, ComparisonType, Computations, ControlPredecessors, Domain, Mode,
+    BackendConfig, Calls, ChannelId, ComparisonOrder, ComparisonType, Computations, ControlPredecessors, Domain, Mode,
     OperandLayoutConstraints, SliceSizes, Special, StatedShape, place_call,
 };
 use super::window::Padding;
@@ -146,6 +146,7 @@ attributes! {
     Domain "domain" [by Domain],
     DynamicSliceSizes "dynamic_slice_sizes" [dynamic_slice_sizes],
     Epsilon "epsilon" [epsilon],
+    HasDynamicRoot "has_dynamic_root" [has_dynamic_root],
     ExponentBits "exponent_bits" [exponent_bits],
     FalseComputation "false_computation" [call 1],
     FeatureGroupCount "feature_group_count" [feature_group_count: GroupCount],
@@ -189,6 +190,7 @@ attributes! {
     OperandBatchingDims "operand_batching_dims" [operand_batching_dims of gather_dimension_numbers],
     OperandLayoutConstraints "operand_layout_constraints" [by OperandLayoutConstraints],
     OperandPrecision "operand_precision" [operand_precision of precision_config: Precision],
+    Order "order" [by ComparisonOrder],
     OutfeedConfig "outfeed_config" [outfeed_config],
     OutfeedShape "outfeed_shape" [outfeed_shape: StatedShape],
     OutputToOperandAliasing "output_to_operand_aliasing" [output_operand_aliasing],

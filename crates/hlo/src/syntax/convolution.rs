@@ -92,8 +92,7 @@ fn places(text: &str, letters: [char; 2]) -> Option<(i64, i64, Vec<i64>)> {
 }
 
 record!(
-    SparsityConfig, ", ", true, "before a sparsity",
-    |name, _names| format!("a sparsity has lhs and rhs, found \"{name}\""),
+    SparsityConfig, ", ", true, "a sparsity",
     { lhs, rhs },
     |config| config.lhs.is_none() && config.rhs.is_none()
 );
@@ -121,9 +120,7 @@ impl Value for TensorSparsityConfig {
             }
             Ok(true)
         };
-        parser.fields("before the sparsity of an operand", field, |name| {
-            format!("the sparsity of an operand has no \"{name}\"")
-        })?;
+        parser.fields("the sparsity of an operand", &["sparsity", "dimension", "stride"], field)?;
         Ok(side)
     }
 }

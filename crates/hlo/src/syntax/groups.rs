@@ -12,6 +12,9 @@ use crate::proto::{
 use crate::suggest::did_you_mean;
 use crate::text::Printer;
 
+/// The words for a mesh of one device.
+pub(super) const ONE_DEVICE: [&str; 2] = ["maximal_mesh", "single_device"];
+
 /// The device groups of a collective, in whichever of the forms it has them: `{{0,1},{2,3}}`, `[2,4]<=[8]` or
 /// `mesh['x'=2,'y'=4] {'y'}`.
 pub(super) struct ReplicaGroups;
@@ -82,7 +85,8 @@ impl Value for ReplicaGroup {
     }
 }
 
-/// `mesh['x'=2,'y'=4]`, with the devices' order where it is not the plain one; `maximal_mesh[device_id=3]`.
+/// `mesh['x'=2,'y'=4]`, with the devices' order where it is not the plain one; `maximal_mesh[device_id=3]`, which newer
+/// ones call `single_device[device_id=3]`.
 impl Value for MeshProto {
     fn print(&self, printer: &mut Printer<'_>) {
         if let (true, Some(device)) = (self.axes.is_empty(), self.device_ids.first()) {
@@ -103,10 +107,10 @@ impl Value for MeshProto {
 
     fn read(parser: &mut Parser<'_>) -> Result<MeshProto> {
         let mut mesh = MeshProto::default();
-        if parser.lexer.eat_word("maximal_mesh") {
-            parser.lexer.expect(b'[', "after maximal_mesh")?;
+        if ONE_DEVICE.iter().any(|word| parser.lexer.eat_word(word)) {
+            parser.lexer.expect(b'[', "before the device of a mesh of one")?;
             if parser.lexer.attribute_name()? != "device_id" {
-                return parser.lexer.unexpected("device_id= in a maximal mesh");
+                return parser.lexer.unexpected("device_id= in a mesh of one device");
             }
             mesh.device_ids = vec![parser.lexer.integer()?];
             parser.lexer.expect(b']', "at the end of a mesh")?;

@@ -5,22 +5,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Kind, Value, emit, record};
 use crate::parse::{Parser, Result, fault};
+use crate::proto::debug_attributes_proto::DebugLogModeProto;
 use crate::proto::payload::PayloadSource;
 use crate::proto::result_accuracy::{Mode, Specs, Tolerance};
 use crate::proto::stack_frame_index_proto::{FileLocation, StackFrame};
 use crate::proto::{
-    FrontendAttributes, OpMetadata, OriginalArrayProto, OriginalValueElementProto, OriginalValueProto, Payload,
-    ResultAccuracy, Statistic, StatisticsViz,
+    DebugAttributeTableEntryProto, DebugAttributesProto, FrontendAttributes, OpMetadata, OriginalArrayProto,
+    OriginalValueElementProto, OriginalValueProto, Payload, ResultAccuracy, Statistic, StatisticsViz,
 };
-use crate::suggest::did_you_mean;
 use crate::text::Printer;
 
 /// How deep the tuples of an original value may nest; as deep as protobuf readers let shapes nest.
 const MAX_NESTING: usize = 100;
 
 record!(
-    OpMetadata, " ", true, "before metadata",
-    |name, names| format!("metadata has no field \"{name}\"{}", did_you_mean(name, names.into_iter())),
+    OpMetadata, " ", true, "metadata",
     {
         op_type,
         op_name,
@@ -55,16 +54,76 @@ impl Value for Payload {
 }
 
 record!(
-    FileLocation, " ", false, "before the fields of an entry",
-    |name, _names| format!("this table has no field \"{name}\""),
+    FileLocation, " ", false, "an entry of this table",
     { file_name_id, function_name_id, line, end_line, column, end_column }
 );
 
 record!(
-    StackFrame, " ", false, "before the fields of an entry",
-    |name, _names| format!("this table has no field \"{name}\""),
+    StackFrame, " ", false, "an entry of this table",
     { file_location_id, parent_frame_id: ParentFrame }
 );
+
+record!(
+    DebugAttributesProto, ",", true, "the attributes of an array that is logged",
+    { log_mode: DebugLogModeProto, callback_id: UnlessZero, partitioned, op_id: UnlessZero, operands_sharding: Loose }
+);
+
+/// A number that says nothing if it is zero.
+struct UnlessZero;
+
+impl Kind<i64> for UnlessZero {
+    fn print(number: &i64, printer: &mut Printer<'_>) {
+        printer.number(*number);
+    }
+
+    fn read(parser: &mut Parser<'_>) -> Result<i64> {
+        parser.lexer.integer()
+    }
+
+    fn is_omitted(number: &i64, is_optional: bool) -> bool {
+        is_optional && *number == 0
+    }
+}
+
+/// A string in quotes or in braces, like a sharding.
+struct Loose;
+
+impl Kind<String> for Loose {
+    fn print(text: &String, printer: &mut Printer<'_>) {
+        printer.json_or_quoted(text.as_bytes());
+    }
+
+    fn read(parser: &mut Parser<'_>) -> Result<String> {
+        match parser.lexer.peek() {
+            Some(b'{') => Ok(parser.lexer.braced()?.to_string()),
+            _ => parser.lexer.string(),
+        }
+    }
+
+    fn is_omitted(text: &String, is_optional: bool) -> bool {
+        text.is_omitted(is_optional)
+    }
+}
+
+/// `{"name" {0}}:({log_mode=default},{op_id=1})`; without the parentheses if it is one.
+impl Value for DebugAttributeTableEntryProto {
+    fn print(&self, printer: &mut Printer<'_>) {
+        Leaf::print(&self.original_array, printer);
+        printer.text(":(");
+        printer.separated(&self.debug_attributes, ",", |printer, attributes| attributes.print(printer));
+        printer.text(")");
+    }
+
+    fn read(parser: &mut Parser<'_>) -> Result<DebugAttributeTableEntryProto> {
+        let original_array = Leaf::read(parser)?;
+        parser.lexer.expect(b':', "after an array that is logged")?;
+        let debug_attributes = match parser.lexer.peek() {
+            Some(b'(') => parser.items(b'(', b')')?,
+            _ => vec![DebugAttributesProto::read(parser)?],
+        };
+        Ok(DebugAttributeTableEntryProto { original_array, debug_attributes })
+    }
+}
 
 /// XLA numbers parents one higher in its text than in its protos, and reads them back so.
 struct ParentFrame;
@@ -85,7 +144,7 @@ impl Value for FrontendAttributes {
         printer.text("{");
         printer.separated(&self.map, ",", |printer, (key, value)| {
             emit!(printer, key.as_str(), "=");
-            printer.json_or_quoted(value.as_bytes());
+            Loose::print(value, printer);
         });
         printer.text("}");
     }
@@ -94,11 +153,7 @@ impl Value for FrontendAttributes {
         let mut map = BTreeMap::new();
         parser.list(b'{', b'}', |parser| {
             let key = parser.lexer.attribute_name()?.to_string();
-            let value = match parser.lexer.peek() {
-                Some(b'{') => parser.lexer.braced()?.to_string(),
-                _ => parser.lexer.string()?,
-            };
-            map.insert(key, value);
+            map.insert(key, Loose::read(parser)?);
             Ok(())
         })?;
         Ok(FrontendAttributes { map })
@@ -156,7 +211,7 @@ impl Value for ResultAccuracy {
         let specs = match parser.lexer.attribute_name()? {
             "mode" => {
                 let start = parser.lexer.here();
-                let mode = match parser.lexer.expect_word("default or highest")? {
+                let mode = match parser.lexer.expect_word("default or highest")?.to_ascii_lowercase().as_str() {
                     "default" => Mode::Default,
                     "highest" => Mode::Highest,
                     other => return fault(start, format!("expected default or highest, found \"{other}\"")),

@@ -17,10 +17,10 @@ mod window;
 mod words;
 
 use smallvec::SmallVec;
-pub(crate) use special::default_comparison;
+pub(crate) use special::{default_comparison, implied_order};
 
 use crate::number;
-use crate::parse::{Parser, Result};
+use crate::parse::{FIELD, Parser, Result};
 use crate::text::Printer;
 
 /// A value that prints and reads in the same way in all places.
@@ -223,21 +223,21 @@ impl Parser<'_> {
         Ok(values.into_vec())
     }
 
-    /// `{name=value other=value}`, with commas or without: `field` reads the value of a name, and says whether there is
-    /// such a field; `unknown` is the message otherwise.
+    /// `{name=value other=value}`, with commas or without, which is `what`: `field` reads the value of a name, and
+    /// says whether it is one of `known`. Others are passed over.
     pub(crate) fn fields(
         &mut self,
-        place: &str,
+        what: &str,
+        known: &[&'static str],
         mut field: impl FnMut(&mut Self, &str) -> Result<bool>,
-        unknown: impl Fn(&str) -> String,
     ) -> Result<()> {
-        self.lexer.expect(b'{', place)?;
+        self.lexer.expect(b'{', &format!("before {what}"))?;
         while !self.lexer.eat(b'}') {
             self.lexer.eat(b',');
             let start = self.lexer.here();
             let name = self.lexer.attribute_name()?;
             if !field(self, name)? {
-                return crate::parse::fault(start, unknown(name));
+                self.pass_over(start, (FIELD, what), name, known.iter().copied())?;
             }
         }
         Ok(())
@@ -245,12 +245,11 @@ impl Parser<'_> {
 }
 
 /// States a message of the form `{name=value other=value}` by its fields, in the order in which they print. Before them
-/// stands what separates them, whether those that say nothing are left out, what the opening brace is for, and the
-/// message about a name that is none of `names`; after them, when an attribute with such a message is left out.
+/// stands what separates them, whether those that say nothing are left out, and what the message is; after them, when
+/// an attribute with such a message is left out.
 macro_rules! record {
     (
-        $message:ty, $separator:literal, $is_optional:literal, $place:literal,
-        |$name:ident, $names:ident| $unknown:expr,
+        $message:ty, $separator:literal, $is_optional:literal, $what:literal,
         { $($field:ident $(: $kind:ty)?),* $(,)? }
         $(, |$value:ident| $is_omitted:expr)?
     ) => {
@@ -285,8 +284,7 @@ macro_rules! record {
                     }
                     Ok(true)
                 };
-                let $names = [$(stringify!($field)),*];
-                parser.fields($place, field, |$name| $unknown)?;
+                parser.fields($what, &[$(stringify!($field)),*], field)?;
                 Ok(message)
             }
 

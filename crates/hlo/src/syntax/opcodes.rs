@@ -152,6 +152,7 @@ const OPERATIONS: &[&[Operation]] = operations! {
     "atan2" "power" Exactly(2) Same Transcendental Stable []
     "bitcast-convert" "convert" "imag" "is-finite" "real" Exactly(1) Arithmetic Stable []
     "clamp" "select" Exactly(3) Arithmetic Stable []
+    "mulhi" Exactly(2) Same Arithmetic []
     "complex" Exactly(2) Arithmetic Stable []
     "stochastic-convert" Exactly(2) Arithmetic []
     "add-dependency" Exactly(2) Same []
@@ -166,19 +167,20 @@ const OPERATIONS: &[&[Operation]] = operations! {
         ChannelId? ReplicaGroups+ ConstrainLayout? UseGlobalDeviceIds? ToApply! Mode-
     ]
     "all-to-all" Any [ChannelId? ReplicaGroups+ ConstrainLayout? Dimensions?]
-    "async-done" "async-update" Any [AsyncExecutionThread- Calls-]
-    "async-start" Any [AsyncExecutionThread? OutputToOperandAliasing- Calls!]
+    "async-done" Any [AsyncExecutionThread- OutputToOperandAliasing- Calls-]
+    "async-start" Any [AsyncExecutionThread? OutputToOperandAliasing? Calls!]
+    "async-update" Any [AsyncExecutionThread- OutputToOperandAliasing? Calls-]
     "batch-norm-grad" "batch-norm-inference" Exactly(5) [Epsilon! FeatureIndex!]
     "batch-norm-training" Exactly(3) [Epsilon! FeatureIndex!]
     "broadcast" Exactly(1) [Dimensions+]
     "call" Any [ToApply! IsComposite?]
     "cholesky" Exactly(1) Same [CholeskyLower?]
-    "collective-broadcast" Any [ChannelId? ReplicaGroups+ ConstrainLayout>]
+    "collective-broadcast" Any [ChannelId? ReplicaGroups+ ConstrainLayout> HasDynamicRoot?]
     "collective-permute" "collective-permute-start" Any [ChannelId? SourceTargetPairs! SliceSizes?]
-    "compare" Exactly(2) Arithmetic [Direction! Type?]
+    "compare" Exactly(2) Arithmetic [Direction! Type? Order?]
     "concatenate" Any [Dimensions!]
     "conditional" Any [TrueComputation+ FalseComputation+ BranchComputations+]
-    "convolution" Exactly(2) [
+    "convolution" Any [
         Window? DimLabels! FeatureGroupCount? BatchGroupCount? ConvolutionKind? SparsityConfig? OperandPrecision?
         Algorithm?
     ]
@@ -235,7 +237,7 @@ const OPERATIONS: &[&[Operation]] = operations! {
     "set-dimension-size" Exactly(2) [Dimensions!]
     "slice" Exactly(1) [Slice!]
     "sort" Any Same [Dimensions! IsStable? ToApply!]
-    "topk" Exactly(1) [K! Largest+]
+    "topk" Exactly(1) [K! Largest+ IsStable?]
     "triangular-solve" Exactly(2) [LeftSide? Lower? UnitDiagonal? TransposeA?]
     "while" Exactly(1) Same [Condition! Body!]
 };

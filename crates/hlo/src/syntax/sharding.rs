@@ -1,8 +1,9 @@
 //! Shardings: in tiles (`{devices=[2,4]<=[8]}`) and by the axes of a mesh (`{mesh['x'=8], [{'x'}, {}]}`).
 
+use super::groups::ONE_DEVICE;
 use super::{List, Value, emit};
 use crate::parse::{Parser, Result, fault};
-use crate::proto::named_sharding_proto::DimensionSharding;
+use crate::proto::named_sharding_proto::{DimensionSharding, ReductionOpProto};
 use crate::proto::op_sharding::{ShardGroupType, Type};
 use crate::proto::{AxisRefProto, MeshProto, NamedShardingProto, OpMetadata, OpSharding};
 use crate::text::Printer;
@@ -74,7 +75,7 @@ impl Value for OpSharding {
         }
         parser.lexer.expect(b'{', "before a sharding")?;
         let start = parser.lexer.here();
-        if matches!(parser.lexer.peek_word(), Some("mesh" | "maximal_mesh")) {
+        if parser.lexer.peek_word().is_some_and(|word| word == "mesh" || ONE_DEVICE.contains(&word)) {
             // The named form overrides the type, which XLA leaves at its default.
             let named = read_named(parser)?;
             return Ok(OpSharding { named_sharding: Some(Box::new(named)), ..Default::default() });
@@ -121,6 +122,12 @@ impl Tiles {
         let word = parser.lexer.expect_word("a part of a sharding or '}'")?;
         if let Some(keyword) = type_of(word) {
             self.keyword = Some(keyword);
+            if keyword == Type::Unreduced && parser.lexer.eat(b'=') {
+                // Where no mesh is named, XLA keeps it so.
+                let op_name = read_reduction(parser)?.as_str_name().to_owned();
+                let op_type = "sdy::reduction_op".to_owned();
+                sharding.metadata.push(OpMetadata { op_type, op_name, ..Default::default() });
+            }
             return Ok(());
         }
         match word {
@@ -215,6 +222,19 @@ fn read_metadata(parser: &mut Parser<'_>) -> Result<Vec<OpMetadata>> {
     }
 }
 
+/// How the parts of an unreduced value are joined.
+const REDUCTIONS: [(&str, ReductionOpProto); 3] =
+    [("sum", ReductionOpProto::Sum), ("max", ReductionOpProto::Max), ("min", ReductionOpProto::Min)];
+
+fn read_reduction(parser: &mut Parser<'_>) -> Result<ReductionOpProto> {
+    let start = parser.lexer.here();
+    let word = parser.lexer.expect_word("sum, max or min")?;
+    match REDUCTIONS.iter().find(|(name, _)| *name == word) {
+        Some((_, reduction)) => Ok(*reduction),
+        None => fault(start, format!("unreduced parts are joined by sum, max or min, found \"{word}\"")),
+    }
+}
+
 fn print_named(printer: &mut Printer<'_>, sharding: &NamedShardingProto) {
     let default = MeshProto::default();
     let mesh = sharding.mesh.as_ref().unwrap_or(&default);
@@ -222,13 +242,15 @@ fn print_named(printer: &mut Printer<'_>, sharding: &NamedShardingProto) {
     let unsplit = sharding.dim_shardings.iter().all(|dimension| dimension.axes.is_empty() && dimension.is_closed);
     let covers_mesh = |axes: &[AxisRefProto]| !axes.is_empty() && axes == whole(mesh);
     let maximal = mesh.axes.is_empty() && !mesh.device_ids.is_empty();
+    let reduction = REDUCTIONS.iter().find(|(_, other)| *other == sharding.reduction_op());
+    let reduction = reduction.map_or("", |(name, _)| if *name == "sum" { "" } else { name });
     let no_axes = sharding.unreduced_axes.is_empty() && sharding.manual_axes.is_empty();
     if maximal {
         // The mesh says it all.
     } else if unsplit && no_axes && sharding.replicated_axes.is_empty() {
         printer.text(", replicated");
     } else if unsplit && covers_mesh(&sharding.unreduced_axes) {
-        printer.text(", unreduced");
+        emit!(printer, ", unreduced", if reduction.is_empty() { "" } else { "=" }, reduction);
     } else if unsplit && covers_mesh(&sharding.manual_axes) {
         printer.text(", manual");
     } else {
@@ -248,7 +270,7 @@ fn print_named(printer: &mut Printer<'_>, sharding: &NamedShardingProto) {
             ("manual", &sharding.manual_axes),
         ] {
             if !axes.is_empty() {
-                emit!(printer, ", ", name, "={");
+                emit!(printer, ", ", name, "=", if name == "unreduced" { reduction } else { "" }, "{");
                 printer.axes(mesh, axes, ", ");
                 printer.text("}");
             }
@@ -278,7 +300,7 @@ fn read_named(parser: &mut Parser<'_>) -> Result<NamedShardingProto> {
             ("unreduced", false) => named.unreduced_axes = whole(&mesh),
             ("manual", false) => named.manual_axes = whole(&mesh),
             ("replicated", true) => named.replicated_axes = parser.axes(&mesh)?,
-            ("unreduced", true) => named.unreduced_axes = parser.axes(&mesh)?,
+            ("unreduced", true) => read_unreduced(parser, &mesh, &mut named)?,
             ("manual", true) => named.manual_axes = parser.axes(&mesh)?,
             ("metadata", true) => named.metadata = read_metadata(parser)?,
             _ => {
@@ -291,6 +313,15 @@ fn read_named(parser: &mut Parser<'_>) -> Result<NamedShardingProto> {
     }
     named.mesh = Some(mesh);
     Ok(named)
+}
+
+/// `{'x'}`, `max{'x'}`, or `max` for all axes.
+fn read_unreduced(parser: &mut Parser<'_>, mesh: &MeshProto, named: &mut NamedShardingProto) -> Result<()> {
+    if parser.lexer.peek() != Some(b'{') {
+        named.reduction_op = read_reduction(parser)?.into();
+    }
+    named.unreduced_axes = if parser.lexer.peek() == Some(b'{') { parser.axes(mesh)? } else { whole(mesh) };
+    Ok(())
 }
 
 /// All axes of a mesh.

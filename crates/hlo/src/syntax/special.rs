@@ -1,6 +1,6 @@
 //! Attributes that are more than a field of the instruction.
 
-use super::words::Comparison;
+use super::words::{Comparison, OrderOfComparison};
 use super::{Kind, Value, emit};
 use crate::parse::{Parser, Result, Scope, fault};
 use crate::proto::{HloInstructionProto, LiteralProto, PrimitiveType, ShapeProto};
@@ -166,6 +166,34 @@ impl Special for ComparisonType {
         target.comparison_type = Comparison::read(parser)?;
         Ok(())
     }
+}
+
+/// The attribute that states the order of a comparison, where its type does not imply it: floating-point numbers have a
+/// total order beside their own, in which a NaN too has its place.
+pub(super) struct ComparisonOrder;
+
+impl Special for ComparisonOrder {
+    fn print(printer: &mut Printer<'_>, instruction: &HloInstructionProto, start: &str) {
+        let operand = printer.find_operand(instruction, 0).and_then(|operand| operand.shape.as_ref());
+        let comparison = match instruction.comparison_type.as_str() {
+            "" => default_comparison(operand),
+            stated => stated,
+        };
+        let order = instruction.comparison_order.as_str();
+        if !order.is_empty() && order != implied_order(comparison) {
+            emit!(printer, start, order);
+        }
+    }
+
+    fn read(parser: &mut Parser<'_>, _: &Scope<'_>, target: &mut HloInstructionProto) -> Result<()> {
+        target.comparison_order = OrderOfComparison::read(parser)?;
+        Ok(())
+    }
+}
+
+/// The order in which a comparison of this type has its values where nothing is said.
+pub(crate) fn implied_order(comparison: &str) -> &'static str {
+    if comparison == "FLOAT" { "PARTIAL" } else { "TOTAL" }
 }
 
 /// How values of a type are compared where the text does not say.

@@ -2,6 +2,7 @@
 
 use super::Kind;
 use crate::parse::{Parser, Result, fault};
+use crate::proto::debug_attributes_proto::DebugLogModeProto;
 use crate::proto::precision_config::{Algorithm, Precision};
 use crate::proto::triangular_solve_options::Transpose;
 use crate::proto::{
@@ -88,6 +89,11 @@ choices! {
         "API_VERSION_STATUS_RETURNING" ApiVersionStatusReturning,
         "API_VERSION_STATUS_RETURNING_UNIFIED" ApiVersionStatusReturningUnified,
         "API_VERSION_TYPED_FFI" ApiVersionTypedFfi,
+        // People write it; XLA sets the other in its place.
+        "API_VERSION_UNSPECIFIED" ApiVersionOriginal,
+    }
+    DebugLogModeProto "mode of a log" None {
+        "default" Default, "fusion_debugger" FusionDebugger, "no_fusion" NoFusion, "guaranteed" Guaranteed,
     }
     ConvolutionKind "kind of convolution" Unset { "unset" Unset, "fprop" Fprop, "dgrad" Dgrad, "wgrad" Wgrad }
 }
@@ -113,6 +119,7 @@ macro_rules! strings {
 strings! {
     Direction "direction" ["EQ", "NE", "LT", "LE", "GT", "GE"]
     Comparison "type of comparison" ["FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED"]
+    OrderOfComparison "order of comparison" ["PARTIAL", "TOTAL"]
     FusionKind "kind of fusion" ["kLoop", "kInput", "kOutput", "kCustom"]
 }
 
@@ -144,7 +151,7 @@ impl Kind<Vec<i32>> for Precision {
     fn read(parser: &mut Parser<'_>) -> Result<Vec<i32>> {
         parser.list_of(b'{', b'}', |parser| {
             let start = parser.lexer.here();
-            let precision = match parser.lexer.expect_word("a precision")? {
+            let precision = match parser.lexer.expect_word("a precision")?.to_ascii_lowercase().as_str() {
                 "default" => Precision::Default,
                 "high" => Precision::High,
                 "highest" => Precision::Highest,

@@ -56,6 +56,10 @@ impl<'a> Printer<'a> {
                     let is_bare = instruction.frontend_attributes.as_ref().is_none_or(|outer| outer.map.is_empty());
                     self.common_attributes(wrapped, is_bare);
                 }
+                self.attribute(Attribute::OutputToOperandAliasing, instruction, true);
+            }
+            Some(_) if instruction.opcode == "async-update" => {
+                self.attribute(Attribute::OutputToOperandAliasing, instruction, true);
             }
             Some(_) => {}
         }

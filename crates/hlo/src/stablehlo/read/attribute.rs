@@ -39,6 +39,11 @@ pub(super) enum Value<'a> {
     Elided {
         shape: ShapeProto,
     },
+    /// `dense_resource<name> : tensor<...>`: the elements stand at the end of the text, if they are there.
+    Resource {
+        name: &'a str,
+        shape: ShapeProto,
+    },
     /// `#stablehlo.gather<...>`, or angle brackets alone.
     Dialect {
         name: &'a str,
@@ -222,7 +227,7 @@ impl<'a> Parser<'a> {
                     None => fault(start, format!("{text} is no number of 64 bits")),
                 }
             }
-            _ => self.word_value(start),
+            _ => self.word_value(),
         }
     }
 
@@ -243,18 +248,40 @@ impl<'a> Parser<'a> {
             self.type_after_colon()?;
             return Ok(Value::Dialect { name, body });
         }
+        // A dialect's attribute that says all by its name.
+        if name.contains('.') && !self.aliases.contains_key(name) {
+            return Ok(Value::Dialect { name, body: Span { start, end: start } });
+        }
         match self.aliases.get(name).map(|attribute| attribute.value.clone()) {
             Some(value) => self.copy(value.parts(), start).map(|()| value),
             None => fault(start, format!("the text does not define #{name} before this place")),
         }
     }
 
+    /// A type of any dialect, `!a.b<...>`, `tensor<...>`, `(t) -> t`, which nothing asks for.
     fn skip_type(&mut self) -> Result<Value<'a>> {
-        self.types()?;
-        Ok(Value::Type)
+        loop {
+            match self.lexer.peek() {
+                Some(b'(') => {
+                    self.lexer.balanced()?;
+                }
+                Some(b'!') => {
+                    self.lexer.name(b'!', "a type, like !stablehlo.token")?;
+                }
+                _ => {
+                    self.lexer.expect_word("a type")?;
+                }
+            }
+            if self.lexer.peek_adjacent() == Some(b'<') {
+                self.lexer.balanced()?;
+            }
+            if !self.lexer.eat("->") {
+                return Ok(Value::Type);
+            }
+        }
     }
 
-    fn word_value(&mut self, start: usize) -> Result<Value<'a>> {
+    fn word_value(&mut self) -> Result<Value<'a>> {
         let Some(word) = self.lexer.peek_word() else { return self.lexer.unexpected("the value of an attribute") };
         match word {
             "tensor" | "tuple" | "memref" | "vector" | "complex" => return self.skip_type(),
@@ -286,18 +313,16 @@ impl<'a> Parser<'a> {
                 let shape = self.array_type()?;
                 match self.lexer.slice(body) {
                     "__elided__" => Ok(Value::Elided { shape }),
-                    name => fault(
-                        start,
-                        format!(
-                            "the elements of this constant are in a resource, dense_resource<{name}>, which is not \
-                             read; print the module without resources: `lowered.as_text()`"
-                        ),
-                    ),
+                    name => Ok(Value::Resource { name, shape }),
                 }
             }
             "array" => {
                 let body = self.lexer.balanced()?;
-                Ok(Value::Integers(integers(self.lexer.part(body))?))
+                let is_integers = self.lexer.part(body).peek_word().is_some_and(|word| word.starts_with('i'));
+                match is_integers {
+                    true => Ok(Value::Integers(integers(self.lexer.part(body))?)),
+                    false => Ok(Value::Dialect { name: word, body }),
+                }
             }
             "affine_map" | "affine_set" | "opaque" | "strided" | "distinct" | "sparse" => {
                 let body = self.lexer.balanced()?;
@@ -332,11 +357,7 @@ impl<'a> Parser<'a> {
 
 /// `i64: 1, 2, 3`, or only the type.
 fn integers(mut lexer: Lexer<'_>) -> Result<Vec<i64>> {
-    let start = lexer.here();
-    let element = lexer.expect_word("the type of the elements")?;
-    if !element.starts_with('i') {
-        return fault(start, format!("expected an array of integers, found one of {element}"));
-    }
+    lexer.expect_word("the type of the elements")?;
     let mut values = Vec::new();
     if !lexer.eat(":") {
         return Ok(values);

@@ -116,6 +116,19 @@ fn stored<'a>(format: &Format, data: Cow<'a, [u8]>, count: usize, start: usize) 
     Ok(Elements { element, bytes, is_splat })
 }
 
+/// Reads the elements of a resource, `"0x040000000000803F"`: after the four bytes of an alignment.
+pub(super) fn resource(lexer: Lexer<'_>, text: Span, shape: &ShapeProto) -> Result<Elements<'static>> {
+    let format = Format::of(PrimitiveType::try_from(shape.element_type).unwrap_or_default());
+    let Some(count) = element_count(shape).filter(|count| *count <= MOST) else {
+        return fault(text.start, format!("the constant has more than {MOST} elements"));
+    };
+    let data = hexadecimal(&mut lexer.part(text))?;
+    match data.get(4..) {
+        Some(data) => stored(&format, Cow::Owned(data.to_vec()), count, text.start),
+        None => fault(text.start, "a resource begins with the four bytes of its alignment"),
+    }
+}
+
 /// `"0x0000803F"`
 fn hexadecimal(lexer: &mut Lexer<'_>) -> Result<Vec<u8>> {
     let start = lexer.here();

@@ -11,8 +11,10 @@ use crate::proto::ShapeProto;
 #[derive(Debug, Default)]
 pub(super) struct Operation<'a> {
     pub(super) position: usize,
-    /// With its dialect.
+    /// With its dialect. Ops of `mhlo` that StableHLO has too are under StableHLO's name.
     pub(super) name: Cow<'a, str>,
+    /// Whether the input has it in the dialect `mhlo`, and `name` says `stablehlo`.
+    pub(super) is_older: bool,
     /// The names of the results, and the number of results under each.
     pub(super) results: Vec<(&'a str, usize)>,
     pub(super) operands: Vec<Operand<'a>>,
@@ -48,9 +50,34 @@ pub(super) struct Argument<'a> {
     pub(super) location: Option<LocationId>,
 }
 
+/// The dialects of programs that frameworks hand to XLA.
+const DIALECTS: [&str; 6] = ["stablehlo", "chlo", "mhlo", "sdy", "func", "builtin"];
+
+/// Says that an op is of a dialect that is not read; `None` for one of another name.
+pub(super) fn of_other_dialect(name: &str) -> Option<String> {
+    let (dialect, _) = name.split_once('.').filter(|(dialect, _)| !DIALECTS.contains(dialect))?;
+    Some(format!(
+        "the op {name} is of the dialect {dialect}, which is not read: StableHLO is, with chlo, mhlo and sdy; give the \
+         module as it was before it was lowered to {dialect}"
+    ))
+}
+
 impl<'a> Operation<'a> {
+    /// The name that the input has.
+    pub(super) fn written(&self) -> Cow<'_, str> {
+        match self.name.strip_prefix("stablehlo.").filter(|_| self.is_older) {
+            Some(op) => format!("mhlo.{op}").into(),
+            None => self.name.as_ref().into(),
+        }
+    }
+
+    /// The name without its dialect.
+    pub(super) fn plain_name(&self) -> &str {
+        self.name.split_once('.').map_or(self.name.as_ref(), |(_, op)| op)
+    }
+
     pub(super) fn fault<T>(&self, message: impl AsRef<str>) -> Result<T> {
-        fault(self.position, format!("{}: {}", self.name, message.as_ref()))
+        fault(self.position, format!("{}: {}", self.written(), message.as_ref()))
     }
 
     /// Whether it ends a region.

@@ -8,23 +8,47 @@ use std::borrow::Cow;
 
 use rustc_hash::FxHashMap;
 
+use super::super::names;
 use super::attribute::{Attribute, Attributes, Value};
 use super::lexer::{Lexer, Span};
+use super::literal::DenseBody;
 use super::location::Locations;
-use super::operation::{Argument, Operand, Operation, Region};
+use super::operation::{Argument, Operand, Operation, Region, of_other_dialect};
 use super::types::Types;
-use crate::parse::{Memory, Result, fault};
-use crate::proto::ShapeProto;
+use crate::parse::{Memory, Result, array, fault};
+use crate::proto::{PrimitiveType, ShapeProto};
 
 /// How deep regions, attributes, types and locations may nest together. Nesting in the text is also nesting of this
 /// reader's calls.
 const NESTING: usize = 100;
 
-/// The name of an op in texts of older writers, whose dialect `mhlo` has become StableHLO.
-fn of_today(name: Cow<'_, str>) -> Cow<'_, str> {
+/// The ops that StableHLO did not take over from `mhlo`, beside those that `chlo` has.
+const OF_MHLO: [&str; 16] = [
+    "add_dependency",
+    "async_done",
+    "async_start",
+    "async_update",
+    "bitcast",
+    "copy",
+    "domain",
+    "fusion",
+    "minimum_broadcast_shapes",
+    "mulhi",
+    "ragged_dot",
+    "scan",
+    "stochastic_convert",
+    "topk",
+    "trace",
+    "xla.rng_get_and_update_state",
+];
+
+/// The name of an op, and whether the text has an older one: most of the dialect `mhlo` has become StableHLO.
+pub(super) fn of_today(name: Cow<'_, str>) -> (Cow<'_, str>, bool) {
     match name.strip_prefix("mhlo.") {
-        Some(op) => format!("stablehlo.{op}").into(),
-        None => name,
+        Some(op) if !OF_MHLO.contains(&op) && names::opcode(&name).is_none() => {
+            (format!("stablehlo.{op}").into(), true)
+        }
+        _ => (name, false),
     }
 }
 
@@ -35,6 +59,10 @@ pub(super) struct Parser<'a> {
     pub(super) aliases: FxHashMap<&'a str, Attribute<'a>>,
     pub(super) type_aliases: FxHashMap<&'a str, ShapeProto>,
     pub(super) locations: Locations<'a>,
+    /// The place and the name of the last op that was in a short form.
+    last_short: Option<(usize, &'a str)>,
+    /// The strings of the resources at the end of the text.
+    pub(super) resources: FxHashMap<&'a str, Span>,
     /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
     copied: usize,
     /// The bytes of the text, or of the file that it was made of.
@@ -51,6 +79,8 @@ impl<'a> Parser<'a> {
             aliases: FxHashMap::default(),
             type_aliases: FxHashMap::default(),
             locations: Locations::default(),
+            last_short: None,
+            resources: FxHashMap::default(),
             copied: 0,
             size: text.len(),
             memory,
@@ -108,13 +138,35 @@ impl<'a> Parser<'a> {
                     let shape = self.any_type()?;
                     self.type_aliases.insert(name, shape);
                 }
-                // Resources, which constants that are read do not have.
                 Some(b'{') => {
-                    self.lexer.balanced()?;
+                    let body = self.lexer.balanced()?;
+                    self.resources(body)?;
                 }
                 Some(_) => operations.push(self.operation()?),
             }
         }
+    }
+
+    /// `{-# dialect_resources: { builtin: { name: "0x04000000..." } } #-}`
+    fn resources(&mut self, body: Span) -> Result<()> {
+        let mut lexer = self.lexer.part(body);
+        while !lexer.is_at_end() {
+            let Some(name) = lexer.word() else {
+                // All that is not a name is punctuation, numbers and strings of other tools.
+                let start = lexer.here();
+                match lexer.peek() {
+                    Some(b'"') => _ = lexer.bytes()?,
+                    _ => lexer = self.lexer.part(Span { start: start + 1, end: body.end }),
+                }
+                continue;
+            };
+            if lexer.eat(":") && lexer.peek() == Some(b'"') {
+                let start = lexer.here();
+                lexer.bytes()?;
+                self.resources.insert(name, lexer.since(start));
+            }
+        }
+        Ok(())
     }
 
     /// `#loc3 = loc(...)`, `#map = affine_map<...>`.
@@ -151,23 +203,41 @@ impl<'a> Parser<'a> {
         Ok(results)
     }
 
+    /// An op. Where the text cannot be read on and an op of another dialect is here or just before, that is the reason:
+    /// its short form has a grammar of its own.
     pub(super) fn operation(&mut self) -> Result<Operation<'a>> {
+        let (before, start) = (self.last_short.take(), self.lexer.here());
+        self.any_operation().map_err(|mut error| {
+            let before = before.filter(|_| error.position == start);
+            let mut known = [before, self.last_short.take()].into_iter().flatten();
+            if let Some((position, message)) = known.find_map(|(at, name)| Some((at, of_other_dialect(name)?))) {
+                (error.position, error.message) = (position, message);
+            }
+            error
+        })
+    }
+
+    fn any_operation(&mut self) -> Result<Operation<'a>> {
         let results = self.results()?;
         let position = self.lexer.here();
         self.memory.take(size_of::<Operation<'_>>(), position)?;
         let mut operation = Operation { position, results, ..Operation::default() };
         if self.lexer.peek() == Some(b'"') {
-            operation.name = of_today(self.lexer.string()?.into());
+            (operation.name, operation.is_older) = of_today(self.lexer.string()?.into());
             self.generic(&mut operation)?;
         } else {
             let name = self.lexer.expect_word("an op, like stablehlo.add")?;
-            operation.name = match name {
-                "return" => "func.return".into(),
-                "call" => "func.call".into(),
-                "module" => "builtin.module".into(),
+            self.last_short = Some((position, name));
+            (operation.name, operation.is_older) = match name {
+                "return" => ("func.return".into(), false),
+                "call" => ("func.call".into(), false),
+                // Texts before 2022 have it without its dialect.
+                "func" => ("func.func".into(), false),
+                "module" => ("builtin.module".into(), false),
                 name => of_today(name.into()),
             };
             self.short(&mut operation)?;
+            self.last_short = Some((position, name));
         }
         operation.location = self.trailing_location()?;
         Ok(operation)
@@ -240,9 +310,11 @@ impl<'a> Parser<'a> {
             "func.func" => self.function(operation),
             "stablehlo.while" => self.while_loop(operation),
             "stablehlo.reduce" => self.reduce(operation),
+            "chlo.scan" | "mhlo.scan" => self.scan(operation),
             "sdy.manual_computation" => self.manual_computation(operation),
+            "sdy.named_computation" => self.named_computation(operation),
             "sdy.mesh" => self.mesh(operation),
-            "stablehlo.constant" | "sdy.constant" => self.constant(operation),
+            "stablehlo.constant" | "sdy.constant" | "chlo.constant" | "arith.constant" => self.constant(operation),
             name if name.contains('.') => self.items(operation),
             _ => self.unknown(operation),
         }
@@ -284,6 +356,11 @@ impl<'a> Parser<'a> {
                 Some(b',') => {
                     self.lexer.eat(",");
                 }
+                // Shardy's collectives state axes before their operand: `[{"x"}, {}]`, `{"y":(1)2}`.
+                Some(b'[' | b'{') if operation.operands.is_empty() && operation.name.starts_with("sdy.") => {
+                    let body = self.lexer.balanced()?;
+                    self.add(operation, "axes", Value::Dialect { name: "", body }, start);
+                }
                 Some(b'{') => self.optional_attributes(operation)?,
                 Some(b'@') => {
                     let symbol = self.lexer.symbol()?;
@@ -323,7 +400,7 @@ impl<'a> Parser<'a> {
         let mut ahead = self.lexer;
         word.contains('.')
             || ahead.eat_word("loc") && ahead.peek() == Some(b'(')
-            || matches!(word, "return" | "call" | "module")
+            || matches!(word, "return" | "call" | "module" | "func")
     }
 
     fn add(&self, operation: &mut Operation<'a>, name: &str, value: Value<'a>, start: usize) {
@@ -358,8 +435,11 @@ impl<'a> Parser<'a> {
 
     fn constant(&mut self, operation: &mut Operation<'a>) -> Result<()> {
         self.optional_attributes(operation)?;
-        let value = self.attribute()?;
-        if let Value::Dense { shape, .. } | Value::Elided { shape } = &value.value {
+        let mut value = self.attribute()?;
+        if operation.name == "arith.constant" {
+            self.number_as_elements(&mut value)?;
+        }
+        if let Value::Dense { shape, .. } | Value::Elided { shape } | Value::Resource { shape, .. } = &value.value {
             operation.types = Types { inputs: Vec::new(), results: Some(vec![shape.clone()]) };
         }
         operation.attributes.0.push(("value".to_owned(), value));
@@ -367,6 +447,25 @@ impl<'a> Parser<'a> {
         if self.lexer.eat(":") {
             operation.types = self.types()?;
         }
+        Ok(())
+    }
+
+    /// `0 : i32` or `true`, as if it were `dense<0> : tensor<i32>`.
+    fn number_as_elements(&mut self, value: &mut Attribute<'a>) -> Result<()> {
+        let (text, start) = (self.lexer.slice(value.span), value.span.start);
+        let (body, shape) = match (&value.value, text.split_once(':')) {
+            (Value::Boolean(_), _) => (value.span, array(PrimitiveType::Pred, Vec::new())),
+            (Value::Integer(_) | Value::Number, Some((number, _))) => {
+                let end = start + number.trim_end().len();
+                let outer = self.lexer;
+                self.lexer = outer.part(Span { start: start + number.len() + 1, end: value.span.end });
+                let shape = self.any_type();
+                self.lexer = outer;
+                (Span { start, end }, shape?)
+            }
+            _ => return Ok(()),
+        };
+        value.value = Value::Dense { body: DenseBody::Text(body), shape };
         Ok(())
     }
 
@@ -393,7 +492,7 @@ impl<'a> Parser<'a> {
         let name = self.lexer.symbol()?;
         self.add(operation, "sym_name", Value::Symbol(name), start);
         let places = ["before the arguments of a function", "after an argument of a function"];
-        let arguments = self.list('(', ')', places, Self::argument)?;
+        let arguments = self.list('(', ')', places, Self::parameter)?;
         if self.lexer.eat("->") {
             self.function_results(operation)?;
         }
@@ -416,6 +515,15 @@ impl<'a> Parser<'a> {
         let (types, attributes) = results.into_iter().unzip();
         (operation.types.results, operation.result_attributes) = (Some(types), attributes);
         Ok(())
+    }
+
+    /// `%arg0: tensor<f32> {...} loc(...)`; in a declaration, which has no body, without the name.
+    fn parameter(&mut self) -> Result<Argument<'a>> {
+        if self.lexer.peek() == Some(b'%') {
+            return self.argument();
+        }
+        let (shape, attributes) = (self.any_type()?, self.optional_dictionary()?);
+        Ok(Argument { name: "", shape, attributes, location: self.trailing_location()? })
     }
 
     /// `%arg0: tensor<f32> {...} loc(...)`
@@ -529,6 +637,34 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
+    /// `(%0, %1) inits (%2) dimension=0 attributes {...} { ops } : (t, t, t) -> (t, t)`
+    fn scan(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        self.operand_list(operation)?;
+        let inputs = operation.operands.len();
+        if !self.lexer.eat_word("inits") {
+            return self.lexer.unexpected("\"inits\" after the inputs of a scan");
+        }
+        self.operand_list(operation)?;
+        let carries = operation.operands.len() - inputs;
+        let start = self.lexer.here();
+        // The generic form states it so.
+        let sizes = Value::Integers(vec![inputs as i64, carries as i64]);
+        self.add(operation, "operandSegmentSizes", sizes, start);
+        while let Some(name) = self.lexer.peek_word().filter(|word| *word != "attributes") {
+            self.lexer.eat_word(name);
+            self.lexer.expect("=", "after the name of an attribute")?;
+            let attribute = self.attribute()?;
+            operation.attributes.0.push((name.to_owned(), attribute));
+        }
+        if self.lexer.eat_word("attributes") {
+            self.optional_attributes(operation)?;
+        }
+        operation.regions.push(self.region(Vec::new())?);
+        self.lexer.expect(":", "before the types of a scan")?;
+        operation.types = self.types()?;
+        Ok(())
+    }
+
     /// `(%0) in_shardings=[...] out_shardings=[...] manual_axes={"data"} (%arg0: t) {...} : (t) -> t`
     fn manual_computation(&mut self, operation: &mut Operation<'a>) -> Result<()> {
         self.operand_list(operation)?;
@@ -539,24 +675,33 @@ impl<'a> Parser<'a> {
             let body = self.lexer.balanced()?;
             self.add(operation, name, Value::Dialect { name, body }, start);
         }
-        let places = ["before the arguments of a manual computation", "after an argument of a manual computation"];
+        let places = ["before the arguments of a computation", "after an argument of a computation"];
         let arguments = self.list('(', ')', places, Self::argument)?;
         operation.regions.push(self.region(arguments)?);
         self.optional_attributes(operation)?;
-        self.lexer.expect(":", "before the types of a manual computation")?;
+        self.lexer.expect(":", "before the types of a computation")?;
         operation.types = self.types()?;
         Ok(())
     }
 
-    /// `@mesh = <["data"=2, "fsdp"=4]> {...}`
+    /// `<"name">`, and the rest of a manual computation, without manual axes.
+    fn named_computation(&mut self, operation: &mut Operation<'a>) -> Result<()> {
+        let start = self.lexer.here();
+        self.lexer.expect("<", "before the name of a computation")?;
+        let name = self.lexer.bytes()?;
+        self.lexer.expect(">", "after the name of a computation")?;
+        self.add(operation, "name", Value::String(name), start);
+        self.manual_computation(operation)
+    }
+
+    /// `@mesh = <["data"=2, "fsdp"=4]> {...}`, or `@mesh = #sdy.mesh<...>`
     fn mesh(&mut self, operation: &mut Operation<'a>) -> Result<()> {
         let start = self.lexer.here();
         let name = self.lexer.symbol()?;
         self.add(operation, "sym_name", Value::Symbol(name), start);
         self.lexer.expect("=", "after the name of a mesh")?;
-        let start = self.lexer.here();
-        let body = self.lexer.balanced()?;
-        self.add(operation, "mesh", Value::Dialect { name: "", body }, start);
+        let mesh = self.attribute()?;
+        operation.attributes.0.push(("mesh".to_owned(), mesh));
         self.optional_attributes(operation)
     }
 }

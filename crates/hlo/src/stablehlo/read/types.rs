@@ -88,6 +88,14 @@ impl<'a> Parser<'a> {
             "stablehlo.token" | "mhlo.token" => {
                 Ok(ShapeProto { element_type: PrimitiveType::Token.into(), ..Default::default() })
             }
+            // The type of an asynchronous op's result; a tuple stands for several values.
+            "stablehlo.future" => self.nested(|parser| {
+                let mut values = parser.list('<', '>', ["after \"future\"", "in a future"], Self::any_type)?;
+                Ok(if values.len() == 1 { values.remove(0) } else { tuple(values) })
+            }),
+            "mhlo.async_bundle" => self.nested(|parser| {
+                parser.list('<', '>', ["after \"async_bundle\"", "in a bundle"], Self::any_type).map(tuple)
+            }),
             _ if name.starts_with("quant") => {
                 fault(start, "a quantized type, !quant.uniform, has no HLO; lower the model without quantization")
             }
@@ -113,34 +121,73 @@ impl<'a> Parser<'a> {
         if self.lexer.peek() == Some(b'!') {
             return self.dialect_type();
         }
-        if !self.lexer.eat_word("tensor") {
+        // A list of numbers may be a vector; a value is none.
+        if !self.lexer.eat_word("tensor") && !self.lexer.eat_word("vector") {
             return self.lexer.unexpected("a type of a tensor, like tensor<8x16xf32>");
         }
         self.lexer.expect("<", "after \"tensor\"")?;
         let mut sizes = Vec::new();
         loop {
-            if matches!(self.lexer.peek(), Some(b'?' | b'*')) {
-                return fault(
-                    start,
-                    "a dynamic type has no HLO that can be analysed; lower the function with arguments of fixed shapes",
-                );
-            }
-            let Some(size) = self.lexer.size() else { break };
+            let size = match self.lexer.eat("?") {
+                true => None,
+                false => match self.lexer.size() {
+                    Some(size) => Some(size),
+                    None => break,
+                },
+            };
             if !self.lexer.eat_adjacent(b'x') {
                 return self.lexer.unexpected("'x' after the size of a dimension");
             }
             sizes.push(size);
         }
+        if self.lexer.peek() == Some(b'*') {
+            return unbounded(start);
+        }
         let element = self.element()?;
-        if self.lexer.eat(",") {
+        let bounds = if self.lexer.eat(",") { self.bounds(start)? } else { Vec::new() };
+        self.lexer.expect(">", "after the type of a tensor")?;
+        let bounded = |(at, size): (usize, &Option<i64>)| size.or_else(|| *bounds.get(at)?);
+        match sizes.iter().enumerate().map(bounded).collect() {
+            Some(all) => {
+                let mut shape = array(element, all);
+                if sizes.contains(&None) {
+                    shape.is_dynamic_dimension = sizes.iter().map(Option::is_none).collect();
+                }
+                Ok(shape)
+            }
+            None => unbounded(start),
+        }
+    }
+
+    /// `#stablehlo.bounds<4, ?>`, or `#mhlo.type_extensions<bounds = [4, ?]>`: the largest sizes of dimensions.
+    fn bounds(&mut self, start: usize) -> Result<Vec<Option<i64>>> {
+        // A layout, which has no part in what a type holds.
+        if self.lexer.peek_word() == Some("dense") {
+            return self.attribute().map(|_| Vec::new());
+        }
+        let name = match self.lexer.peek() {
+            Some(b'#') => self.lexer.name(b'#', "an encoding")?,
+            _ => "",
+        };
+        if !name.ends_with(".bounds") && !name.ends_with(".type_extensions") {
             return fault(
                 start,
-                "a tensor with an encoding (a bounded dynamic, sparse or device-specific one) is not read; lower the \
-                 function with arguments of fixed shapes",
+                "a tensor with an encoding (a sparse or device-specific one) is not read; give the module before it is \
+                 lowered further",
             );
         }
-        self.lexer.expect(">", "after the type of a tensor")?;
-        Ok(array(element, sizes))
+        let body = self.lexer.balanced()?;
+        let mut lexer = self.lexer.part(body);
+        if lexer.eat_word("bounds") {
+            lexer.expect("=", "after \"bounds\"")?;
+            lexer.expect("[", "before bounds")?;
+        }
+        let mut bounds = Vec::new();
+        while !lexer.is_at_end() && !lexer.eat("]") {
+            bounds.push(if lexer.eat("?") { None } else { Some(lexer.integer("a bound")?) });
+            lexer.eat(",");
+        }
+        Ok(bounds)
     }
 
     fn element(&mut self) -> Result<PrimitiveType> {
@@ -173,4 +220,8 @@ impl<'a> Parser<'a> {
             }
         }
     }
+}
+
+fn unbounded<T>(start: usize) -> Result<T> {
+    fault(start, "a dynamic type has no HLO that can be analysed; lower the function with arguments of fixed shapes")
 }

@@ -73,7 +73,12 @@ impl Elements {
             return malformed("a constant is no array");
         };
         if stored.len() / width != count {
-            return malformed(format!("a constant of {count} elements has {}", stored.len() / width));
+            return malformed(match stored.len() / width {
+                0 => {
+                    format!("the text has the {count} elements of a constant left out, as {{...}}: print it with them")
+                }
+                found => format!("a constant of {count} elements has {found}"),
+            });
         }
         let bytes = row_major(stored, width, shape, count);
         Ok(Elements { element, bytes, width })

@@ -483,6 +483,8 @@ fn comparison(scope: &Scope<'_>, instruction: &HloInstructionProto) -> Result<At
         kind if names::COMPARISONS.contains(&kind) => kind,
         kind => return malformed(format!("its type is {kind:?}; it is one of {}", names::COMPARISONS.join(", "))),
     };
+    // Newer XLA has the order in a field of its own.
+    let kind = if kind == "FLOAT" && instruction.comparison_order == "TOTAL" { "TOTALORDER" } else { kind };
     Ok(vec![
         ("comparison_direction", format!("#stablehlo<comparison_direction {direction}>")),
         ("compare_type", format!("#stablehlo<comparison_type {kind}>")),

@@ -47,6 +47,7 @@ const DENSER: usize = 10;
 pub(crate) fn read_with(
     content: &[u8],
     limits: &TextLimits,
+    function: Option<&str>,
 ) -> std::result::Result<HloModuleProtoWithConfig, BytecodeError> {
     let memory = Memory::of(content.len(), limits.memory_ratio.saturating_mul(DENSER), limits.memory_bytes);
     let error = |fault: Box<Fault>| BytecodeError::at(fault.position, fault.message);
@@ -81,7 +82,7 @@ pub(crate) fn read_with(
         offset,
     };
     let operations = tree.operations(&encoded.operations, false).map_err(placed)?;
-    convert::module(parser, &operations).map_err(placed)
+    convert::module(parser, &operations, function).map_err(placed)
 }
 
 /// Makes a location of each attribute that is one, under the attribute's number.

@@ -6,7 +6,7 @@ use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::lexer::Span;
 use super::super::literal::DenseBody;
 use super::super::operation::{Argument, Operand, Operation, Region};
-use super::super::parser::Parser;
+use super::super::parser::{Parser, of_today};
 use super::super::types::Types;
 use super::file::{File, OpName};
 use super::regions::{Encoded, EncodedOperation, EncodedRegion, ValueNumber};
@@ -103,7 +103,7 @@ pub(super) fn name_today(op: &OpName<'_>) -> String {
     match (op.dialect, without_version(op.name)) {
         ("vhlo", name @ ("func" | "call")) => format!("func.{name}"),
         ("vhlo", name) => format!("stablehlo.{name}"),
-        ("mhlo", _) => format!("stablehlo.{}", op.name),
+        ("mhlo", _) => of_today(format!("mhlo.{}", op.name).into()).0.into_owned(),
         (dialect, _) => format!("{dialect}.{}", op.name),
     }
 }
@@ -146,6 +146,7 @@ impl<'t> Tree<'t, '_> {
         let (name, is_vhlo) = (self.parser.lexer.slice(*name), op.dialect == "vhlo");
         let name = if is_vhlo && is_in_function && name == "stablehlo.return" { "func.return" } else { name };
         let mut operation = Operation { position, name: Cow::Borrowed(name), ..Operation::default() };
+        operation.is_older = op.dialect == "mhlo" && name.starts_with("stablehlo.");
         operation.location = Some(encoded.location as usize);
         operation.attributes = self.attributes(encoded, position)?;
         if is_vhlo {

@@ -167,6 +167,20 @@ impl<'a> Body<'a> {
         places[operand.number] = place;
     }
 
+    /// The sites of names, to be given back to them with [`Body::restore`].
+    pub(super) fn saved(&self, names: impl Iterator<Item = &'a str>) -> Vec<(&'a str, Option<Sites>)> {
+        names.map(|name| (name, self.values.get(name).cloned())).collect()
+    }
+
+    pub(super) fn restore(&mut self, saved: Vec<(&'a str, Option<Sites>)>) {
+        for (name, places) in saved.into_iter().rev() {
+            match places {
+                Some(places) => self.values.insert(name, places),
+                None => self.values.remove(name),
+            };
+        }
+    }
+
     /// The elements of a tuple, each with a name of its own.
     pub(super) fn named_elements(&mut self, place: Site, names: &[&str]) -> Sites {
         let places = self.elements(place);

@@ -4,7 +4,8 @@ use super::super::super::names;
 use super::super::attribute::{Attribute, Value};
 use super::super::operation::Operation;
 use super::body::Sites;
-use super::{Conversion, Converter, Rule, elementwise, symbol_text};
+use super::collectives::{Common, Groups};
+use super::{Conversion, Converter, Rule, asynchronous, collectives, elementwise, symbol_text};
 use crate::parse::{Result, fault};
 use crate::proto::{CustomCallApiVersion, FrontendAttributes, HloInstructionProto, OutputOperandAliasing, ShapeProto};
 
@@ -13,7 +14,7 @@ pub(super) const RULES: &[(&str, Rule)] =
 
 impl<'a> Converter<'a, '_> {
     /// The computation of a function that is called.
-    fn called(&self, operation: &Operation<'a>, name: &str) -> Result<i64> {
+    pub(super) fn called(&self, operation: &Operation<'a>, name: &str) -> Result<i64> {
         match self.functions.get(name) {
             Some(&id) => Ok(id as i64),
             None => operation.fault(format!("the text has no function @{name}")),
@@ -21,7 +22,7 @@ impl<'a> Converter<'a, '_> {
     }
 
     /// Returns an error unless a call has as many operands as the function has parameters.
-    fn check_call(&self, operation: &Operation<'a>, id: i64) -> Result<()> {
+    pub(super) fn check_call(&self, operation: &Operation<'a>, id: i64) -> Result<()> {
         let computation = usize::try_from(id).ok().and_then(|id| self.computations.get(id));
         let shape = computation.and_then(|computation| computation.program_shape.as_ref());
         let expected = shape.map_or(0, |shape| shape.parameters.len());
@@ -65,12 +66,13 @@ fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     {
         return Ok(places);
     }
-    let mut called = Vec::new();
-    if let Some(attribute) = operation.attributes.get("called_computations") {
-        for item in attribute.list("called_computations")? {
-            called.push(op.converter.called(operation, item.symbol("called_computations")?)?);
-        }
+    if target == "ragged_all_to_all" {
+        return ragged_all_to_all(op);
     }
+    if let Some(places) = asynchronous::collective(op, &target)? {
+        return Ok(places);
+    }
+    let called = op.called_computations()?;
     let has_side_effect = operation.flag("has_side_effect")?;
     let (config, is_typed) = backend_config(op.converter, operation)?;
     let version = match operation.optional_integer("api_version")? {
@@ -105,6 +107,23 @@ fn custom_call(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     })
 }
 
+/// StableHLO has no op for it: JAX writes a custom call with
+/// `backend_config = {channel_id = 1 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}`.
+fn ragged_all_to_all(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let config = ["backend_config", "mhlo.backend_config"];
+    let attribute = op.operation.required(&config)?;
+    let Value::Dictionary(fields) = &attribute.value else {
+        return attribute.fault(config[0], "{replica_groups = ...}");
+    };
+    let groups = match fields.get("replica_groups") {
+        Some(stated) => collectives::groups(op, stated)?,
+        None => Groups::Lists(Vec::new()),
+    };
+    let channel = fields.get("channel_id").map_or(Ok(0), |channel| channel.integer("channel_id"))?;
+    let common = Common { channel, groups, use_global_device_ids: false };
+    op.calling("ragged-all-to-all", Vec::new(), |instruction| common.set(instruction))
+}
+
 /// `@mhlo.topk` with `mhlo.attributes = {k = 2 : i64, largest = true}`: an opcode that came later than StableHLO's op.
 /// The result is `None` for an unknown one.
 fn later_op(op: &mut Conversion<'_, '_, '_>, name: &str) -> Result<Option<Sites>> {
@@ -129,7 +148,8 @@ fn backend_config<'a>(converter: &Converter<'a, '_>, operation: &Operation<'a>) 
         None => Ok((Vec::new(), false)),
         Some(attribute) => match &attribute.value {
             Value::Dictionary(_) => Ok((text(attribute), true)),
-            _ => Ok((attribute.bytes("backend_config")?.to_vec(), false)),
+            Value::String(bytes) => Ok((bytes.clone(), false)),
+            _ => Ok((text(attribute), false)),
         },
     }
 }

@@ -1,11 +1,13 @@
 //! Ops that communicate.
 
-use super::super::attribute::Value;
+use super::super::attribute::{Attribute, Value};
 use super::super::operation::Operation;
 use super::body::{Body, Site, Sites};
 use super::{Conversion, Rule, one_or_tuple};
-use crate::parse::{Result, array, fault};
-use crate::proto::{HloInstructionProto, PrimitiveType, ReplicaGroup, ShapeProto, SourceTarget};
+use crate::parse::{Result, array};
+use crate::proto::{
+    HloInstructionProto, MeshAxesReplicaGroupListProto, PrimitiveType, ReplicaGroup, ShapeProto, SourceTarget,
+};
 
 pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.all_gather", all_gather),
@@ -14,13 +16,31 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.all_to_all", all_to_all),
     ("stablehlo.collective_permute", collective_permute),
     ("stablehlo.collective_broadcast", collective_broadcast),
+    ("stablehlo.collective_reduce", collective_reduce),
+    ("stablehlo.cross-replica-sum", cross_replica_sum),
 ];
 
+/// The devices of each group.
+pub(super) enum Groups {
+    Lists(Vec<ReplicaGroup>),
+    /// Along axes of a mesh.
+    Axes(Box<MeshAxesReplicaGroupListProto>),
+}
+
+impl Groups {
+    /// Groups of several sizes are filled up to one with -1.
+    pub(super) fn of_rows(rows: Vec<Vec<i64>>) -> Groups {
+        let group =
+            |row: Vec<i64>| ReplicaGroup { replica_ids: row.into_iter().filter(|&device| device != -1).collect() };
+        Groups::Lists(rows.into_iter().map(group).filter(|group| !group.replica_ids.is_empty()).collect())
+    }
+}
+
 /// The attributes that all collectives may have.
-struct Common {
-    channel: i64,
-    groups: Vec<ReplicaGroup>,
-    use_global_device_ids: bool,
+pub(super) struct Common {
+    pub(super) channel: i64,
+    pub(super) groups: Groups,
+    pub(super) use_global_device_ids: bool,
 }
 
 impl Common {
@@ -30,28 +50,44 @@ impl Common {
             None => op.operation.optional_integer("channel_id")?.unwrap_or(0),
         };
         let groups = match op.operation.attributes.get("replica_groups") {
-            Some(_) => table(op, "replica_groups")?,
-            None => Vec::new(),
+            Some(attribute) => groups(op, attribute)?,
+            None => Groups::Lists(Vec::new()),
         };
-        // Groups of several sizes are filled up to one.
-        let group =
-            |row: Vec<i64>| ReplicaGroup { replica_ids: row.into_iter().filter(|&device| device != -1).collect() };
-        let groups = groups.into_iter().map(group).filter(|group| !group.replica_ids.is_empty()).collect();
         Ok(Common { channel, groups, use_global_device_ids: op.operation.flag("use_global_device_ids")? })
     }
 
-    fn set(&self, instruction: &mut HloInstructionProto) {
+    pub(super) fn set(&self, instruction: &mut HloInstructionProto) {
         if self.channel > 0 {
             instruction.channel_id = self.channel;
         }
-        instruction.replica_groups = self.groups.clone();
+        match &self.groups {
+            Groups::Lists(lists) => instruction.replica_groups = lists.clone(),
+            Groups::Axes(axes) => instruction.mesh_axes_replica_group_list = Some(axes.clone()),
+        }
         instruction.use_global_device_ids = self.use_global_device_ids;
+    }
+}
+
+/// `dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>` or `#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [...]>`.
+pub(super) fn groups<'a>(op: &mut Conversion<'_, 'a, '_>, attribute: &Attribute<'a>) -> Result<Groups> {
+    match &attribute.value {
+        Value::Dialect { name, body } if name.ends_with(".replica_group_mesh_axes") => {
+            let fields = op.converter.parser.fields(*body)?;
+            let (Some(mesh), Some(axes)) = (fields.get("mesh"), fields.get("axes")) else {
+                return attribute.fault("replica_groups", "a mesh and axes");
+            };
+            op.converter.mesh_groups(mesh, axes.list("axes")?).map(Groups::Axes)
+        }
+        _ => table_of(op, attribute, "replica_groups").map(Groups::of_rows),
     }
 }
 
 /// The rows of a table of integers, `dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>`.
 fn table(op: &Conversion<'_, '_, '_>, name: &str) -> Result<Vec<Vec<i64>>> {
-    let attribute = op.operation.required(&[name])?;
+    table_of(op, op.operation.required(&[name])?, name)
+}
+
+fn table_of<'a>(op: &Conversion<'_, 'a, '_>, attribute: &Attribute<'a>, name: &str) -> Result<Vec<Vec<i64>>> {
     let values = op.converter.integers_of(attribute, name)?;
     let columns = match &attribute.value {
         Value::Dense { shape, .. } => match shape.dimensions.as_slice() {
@@ -112,14 +148,35 @@ fn collective_broadcast(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.calling("collective-broadcast", Vec::new(), |instruction| common.set(instruction))
 }
 
-/// HLO exchanges parts of one dimension and leaves them there. Where they are joined along another dimension, they are
-/// moved to it afterwards, as XLA does it.
+/// The sum of replicas: an op of 2019, which XLA reads as an all-reduce.
+fn cross_replica_sum(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let common = Common::of(op)?;
+    let reducer = op.converter.applied_op(op.body, op.operation, "stablehlo.add")?;
+    op.calling("all-reduce", vec![reducer], |instruction| common.set(instruction))
+}
+
+fn collective_reduce(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    op.operation.fault("HLO has no instruction for a reduction to one device of a group; write an all_reduce")
+}
+
 fn all_to_all(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (common, operation) = (Common::of(op)?, op.operation);
-    let split = operation.integer(&["split_dimension"])?;
+    // In `mhlo`, one that exchanges whole operands has no dimension.
+    let Some(split) = operation.optional_integer("split_dimension")? else {
+        return op.calling("all-to-all", Vec::new(), |instruction| common.set(instruction));
+    };
     let concatenated = operation.integer(&["concat_dimension"])?;
-    let parts = operation.integer(&["split_count"])?;
-    let operands = op.operands()?;
+    exchange(op, &common, [split, concatenated, operation.integer(&["split_count"])?])
+}
+
+/// HLO exchanges parts of one dimension and leaves them there. Where they are joined along another dimension, they are
+/// moved to it afterwards, as XLA does it.
+pub(super) fn exchange(
+    op: &mut Conversion<'_, '_, '_>,
+    common: &Common,
+    [split, concatenated, parts]: [i64; 3],
+) -> Result<Sites> {
+    let (operands, operation) = (op.operands()?, op.operation);
     let shapes: Vec<ShapeProto> = operands.iter().map(|&place| op.body.shape(place)).collect();
     let count = shapes.len();
     let mut instruction = op.body.instruction("all-to-all", one_or_tuple(shapes), &operands);
@@ -150,7 +207,7 @@ fn moved_parts<'a>(
     let rank = from.dimensions.len() as i64;
     let is_dimension = |dimension: i64| (0..rank).contains(&dimension);
     if !is_dimension(split) || !is_dimension(concatenated) || parts < 1 {
-        return fault(operation.position, format!("{}: its operand has no such dimensions", operation.name));
+        return operation.fault("its operand has no such dimensions");
     }
     let element = PrimitiveType::try_from(from.element_type).unwrap_or_default();
     let (mut apart, mut order) = (Vec::new(), Vec::new());

@@ -1,7 +1,7 @@
 //! Ops that move elements, and products of matrices.
 
-use super::super::attribute::{Attribute, Value};
-use super::super::lexer::Lexer;
+use super::super::attribute::{Attribute, Attributes, Value};
+use super::super::lexer::{Lexer, Span};
 use super::super::literal::{elements, literal};
 use super::super::operation::Operation;
 use super::body::Sites;
@@ -12,7 +12,7 @@ use crate::proto::padding_config::PaddingConfigDimension;
 use crate::proto::precision_config::{Algorithm, Precision};
 use crate::proto::{
     CholeskyOptions, DotDimensionNumbers, FftType, GatherDimensionNumbers, PaddingConfig, PrecisionConfig,
-    PrimitiveType, RaggedDotDimensionNumbers, TriangularSolveOptions, triangular_solve_options::Transpose,
+    PrimitiveType, RaggedDotDimensionNumbers, ShapeProto, TriangularSolveOptions, triangular_solve_options::Transpose,
 };
 
 pub(super) const RULES: &[(&str, Rule)] = &[
@@ -25,7 +25,9 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.gather", gather),
     ("stablehlo.dot_general", dot_general),
     ("stablehlo.dot", dot),
+    ("stablehlo.einsum", einsum),
     ("chlo.ragged_dot", ragged_dot),
+    ("mhlo.ragged_dot", ragged_dot),
     ("stablehlo.fft", fft),
     ("stablehlo.cholesky", cholesky),
     ("stablehlo.triangular_solve", triangular_solve),
@@ -255,7 +257,7 @@ impl Numbers {
     }
 }
 
-impl Conversion<'_, '_, '_> {
+impl<'a> Conversion<'_, 'a, '_> {
     pub(super) fn integers(&self, names: &[&str]) -> Result<Vec<i64>> {
         self.converter.integers_of(self.operation.required(names)?, names.first().unwrap_or(&""))
     }
@@ -269,8 +271,30 @@ impl Conversion<'_, '_, '_> {
     pub(super) fn numbers(&mut self, name: &str) -> Result<Numbers> {
         let attribute = self.operation.required(&[name])?;
         let fields = self.converter.parser.fields_of(attribute, name)?;
-        let each = fields.0.iter().map(|(key, value)| Ok((key.clone(), self.converter.integers_of(value, key)?)));
-        Ok(Numbers(each.collect::<Result<_>>()?))
+        self.flat(fields)
+    }
+
+    /// The fields of a part of the text.
+    pub(super) fn numbers_in(&mut self, body: Span) -> Result<Numbers> {
+        let fields = self.converter.parser.fields(body)?;
+        self.flat(fields)
+    }
+
+    fn flat(&mut self, fields: Attributes<'a>) -> Result<Numbers> {
+        let mut numbers = Vec::new();
+        let mut waiting = vec![fields];
+        while let Some(fields) = waiting.pop() {
+            for (key, value) in fields.0 {
+                match &value.value {
+                    // Some have those of an inner op as one field.
+                    Value::Dialect { .. } | Value::Dictionary(_) => {
+                        waiting.push(self.converter.parser.fields_of(&value, &key)?);
+                    }
+                    _ => numbers.push((key.clone(), self.converter.integers_of(&value, &key)?)),
+                }
+            }
+        }
+        Ok(Numbers(numbers))
     }
 }
 
@@ -301,6 +325,66 @@ fn dot(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         ..DotDimensionNumbers::default()
     };
     product(op, numbers)
+}
+
+/// `config = "abc,acd->abd"`: letters of both operands are summed over where the result lacks them.
+fn einsum(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let attribute = op.operation.required(&["einsum_config", "config"])?;
+    let config = attribute.string("einsum_config")?;
+    let parts = config.split_once("->").and_then(|(from, to)| Some((from.split_once(',')?, to)));
+    let (Some(((left, right), to)), &[first, second]) = (parts, op.operands()?.as_slice()) else {
+        return attribute.fault("einsum_config", "two operands and a result, like \"ab,bc->ac\",");
+    };
+    let letters = |text: &str| text.bytes().filter(|letter| !letter.is_ascii_whitespace()).collect::<Vec<u8>>();
+    let (left, right, to) = (letters(left), letters(right), letters(to));
+    let shapes = [op.body.shape(first).dimensions, op.body.shape(second).dimensions];
+    let is_plain = |names: &[u8]| {
+        names.iter().enumerate().all(|(at, name)| name.is_ascii_alphabetic() && !names[..at].contains(name))
+    };
+    let summed_alone = |own: &[u8], other: &[u8]| own.iter().any(|name| !other.contains(name) && !to.contains(name));
+    if [&left, &right, &to].into_iter().any(|names| !is_plain(names))
+        || [left.len(), right.len()] != [shapes[0].len(), shapes[1].len()]
+        || summed_alone(&left, &right)
+        || summed_alone(&right, &left)
+    {
+        return attribute.fault("einsum_config", "a letter for each dimension, as in \"ab,bc->ac\",");
+    }
+    let place = |names: &[u8], name: u8| names.iter().position(|other| *other == name).map(|at| at as i64);
+    let mut numbers = DotDimensionNumbers::default();
+    let (mut order, mut sizes) = (Vec::new(), Vec::new());
+    for (at, &name) in (0i64..).zip(&left) {
+        match (place(&right, name), to.contains(&name)) {
+            (Some(other), true) => {
+                numbers.lhs_batch_dimensions.push(at);
+                numbers.rhs_batch_dimensions.push(other);
+                order.push(name);
+            }
+            (Some(other), false) => {
+                numbers.lhs_contracting_dimensions.push(at);
+                numbers.rhs_contracting_dimensions.push(other);
+            }
+            (None, _) => {}
+        }
+    }
+    order.extend(left.iter().filter(|name| !right.contains(name)));
+    order.extend(right.iter().filter(|name| !left.contains(name)));
+    for &name in &order {
+        let of = |names: &[u8], own: &[i64]| own.get(usize::try_from(place(names, name)?).ok()?).copied();
+        sizes.extend(of(&left, &shapes[0]).or_else(|| of(&right, &shapes[1])));
+    }
+    let Some(permutation) = to.iter().map(|&name| place(&order, name)).collect::<Option<Vec<i64>>>() else {
+        return attribute.fault("einsum_config", "letters of the operands in the result,");
+    };
+    let shape = op.operation.result_type()?.clone();
+    let precision = op.converter.precision(op.operation)?;
+    let mut dot = op.body.instruction("dot", ShapeProto { dimensions: sizes, ..shape }, &[first, second]);
+    dot.dot_dimension_numbers = Some(numbers.into());
+    dot.precision_config = Some(precision.into());
+    let dot = op.body.push(dot);
+    if order == to {
+        return Ok([dot].into_iter().collect());
+    }
+    op.over("transpose", &[dot], |instruction| instruction.dimensions = permutation)
 }
 
 fn product(op: &mut Conversion<'_, '_, '_>, numbers: DotDimensionNumbers) -> Result<Sites> {

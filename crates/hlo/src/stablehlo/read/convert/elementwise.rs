@@ -2,9 +2,10 @@
 
 use smallvec::smallvec;
 
-use super::super::super::names::{COMPARISONS, DIRECTIONS, LARGE_SPLAT};
+use super::super::super::names::{self, COMPARISONS, DIRECTIONS, LARGE_SPLAT};
 use super::super::attribute::{Attribute, Value};
-use super::super::literal::{elements, literal};
+use super::super::lexer::{Lexer, Span};
+use super::super::literal::{DenseBody, elements, literal, resource};
 use super::body::{Body, Site, Sites};
 use super::{Conversion, Converter, Rule};
 use crate::parse::{Result, array, fault};
@@ -18,9 +19,13 @@ use crate::syntax::default_comparison;
 pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.constant", constant),
     ("sdy.constant", constant),
+    ("chlo.constant", constant),
+    ("arith.constant", constant),
+    ("chlo.constant_like", constant_like),
     ("stablehlo.compare", compare),
     ("stablehlo.iota", iota),
     ("stablehlo.broadcast_in_dim", broadcast_in_dim),
+    ("stablehlo.broadcast", broadcast),
     ("stablehlo.create_token", create_token),
     ("stablehlo.get_tuple_element", get_tuple_element),
     ("stablehlo.optimization_barrier", optimization_barrier),
@@ -32,6 +37,8 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.batch_norm_inference", batch_norm),
     ("stablehlo.batch_norm_training", batch_norm),
     ("chlo.square", square),
+    ("chlo.atan", atan),
+    ("chlo._asin_acos_kernel", custom),
     ("chlo.bessel_i1e", custom),
     ("chlo.conj", custom),
     ("chlo.digamma", custom),
@@ -46,6 +53,19 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("chlo.polygamma", custom),
     ("chlo.zeta", custom),
     ("chlo.top_k", top_k),
+    ("mhlo.topk", top_k),
+    ("stablehlo.torch_index_select", custom),
+    ("stablehlo.unary_einsum", custom),
+    ("stablehlo.set_dimension_size", set_dimension_size),
+    ("mhlo.add_dependency", of_mhlo),
+    ("mhlo.bitcast", of_mhlo),
+    ("mhlo.copy", of_mhlo),
+    ("mhlo.stochastic_convert", of_mhlo),
+    ("mhlo.domain", custom),
+    ("mhlo.minimum_broadcast_shapes", custom),
+    ("mhlo.mulhi", custom),
+    ("mhlo.trace", trace),
+    ("mhlo.xla.rng_get_and_update_state", rng_state),
 ];
 
 impl<'a> Converter<'a, '_> {
@@ -86,6 +106,10 @@ fn constant(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (found, shape) = match &attribute.value {
         Value::Dense { body: text, shape } => (elements(parser.lexer, *text, shape)?, shape),
         Value::Elided { shape } => (None, shape),
+        Value::Resource { name, shape } => {
+            let text = parser.resources.get(name);
+            (text.map(|text| resource(parser.lexer, *text, shape)).transpose()?, shape)
+        }
         _ => return attribute.fault("the value of a constant", "dense<...>"),
     };
     let count = shape.dimensions.iter().fold(1i64, |count, &size| count.saturating_mul(size));
@@ -104,6 +128,27 @@ fn constant(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     Ok(smallvec![push_constant(op.body, shape.clone(), value)])
 }
 
+/// `{value = 3.2 : f32}`: one number in the shape of the operand.
+fn constant_like(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let attribute = op.operation.required(&["value"])?;
+    let (lexer, shape) = (op.converter.parser.lexer, op.operation.result_type()?.clone());
+    let text = lexer.slice(attribute.span);
+    let length = text.split(':').next().unwrap_or(text).trim_end().len();
+    let number = Span { start: attribute.span.start, end: attribute.span.start + length };
+    Ok(smallvec![repeated(op, lexer, number, shape)?])
+}
+
+/// A number that the lexer reads, in every place of a shape.
+fn repeated(op: &mut Conversion<'_, '_, '_>, lexer: Lexer<'_>, number: Span, shape: ShapeProto) -> Result<Site> {
+    let scalar = array(PrimitiveType::try_from(shape.element_type).unwrap_or_default(), Vec::new());
+    let value = match elements(lexer, DenseBody::Text(number), &scalar)? {
+        Some(found) => literal(&found, &scalar, &op.converter.parser.memory, op.operation.position)?,
+        None => LiteralProto { shape: Some(scalar.clone()), ..LiteralProto::default() },
+    };
+    let value = push_constant(op.body, scalar, value);
+    Ok(if shape.dimensions.is_empty() { value } else { op.body.simple("broadcast", shape, &[value]) })
+}
+
 fn push_constant(body: &mut Body<'_>, shape: ShapeProto, value: LiteralProto) -> Site {
     let mut instruction = body.instruction("constant", shape, &[]);
     instruction.literal = Some(value.into());
@@ -113,6 +158,11 @@ fn push_constant(body: &mut Body<'_>, shape: ShapeProto, value: LiteralProto) ->
 /// The words of a comparison stand alone in the short form, and in attributes like `#stablehlo<comparison_type FLOAT>`
 /// in the generic one.
 fn compare(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let operands = op.operands()?;
+    compared(op, &operands)
+}
+
+fn compared(op: &mut Conversion<'_, '_, '_>, operands: &[Site]) -> Result<Sites> {
     let operation = op.operation;
     let stated = |name: &str, at: usize| match operation.attributes.get(name) {
         Some(attribute) => op.converter.last_word(attribute).map(Some),
@@ -122,7 +172,6 @@ fn compare(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         return operation.fault("the direction of the comparison is missing, like LT");
     };
     known(direction, at, &DIRECTIONS)?;
-    let operands = op.operands()?;
     let kind = match stated("compare_type", 1)? {
         Some((kind, at)) if kind != "NOTYPE" => {
             known(kind, at, &COMPARISONS)?;
@@ -130,7 +179,7 @@ fn compare(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         }
         _ => default_comparison(operands.first().map(|&place| op.body.shape(place)).as_ref()),
     };
-    op.over("compare", &operands, |instruction| {
+    op.over("compare", operands, |instruction| {
         instruction.comparison_direction = direction.to_owned();
         instruction.comparison_type = kind.to_owned();
     })
@@ -152,12 +201,20 @@ fn iota(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.over("iota", &[], |instruction| instruction.dimensions = vec![dimension])
 }
 
+fn broadcast_in_dim(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let (operand, shape) = (op.operand()?, op.operation.result_type()?.clone());
+    let dimensions = op.integers(&["broadcast_dimensions", "dims"])?;
+    Ok(smallvec![broadcast_to(op, operand, &dimensions, shape)?])
+}
+
 /// HLO repeats a dimension that the operand lacks, and never one that it has: a dimension of size 1 that grows is
 /// reshaped away before.
-fn broadcast_in_dim(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
-    let mut operand = op.operand()?;
-    let shape = op.operation.result_type()?;
-    let dimensions = op.integers(&["broadcast_dimensions", "dims"])?;
+fn broadcast_to(
+    op: &mut Conversion<'_, '_, '_>,
+    mut operand: Site,
+    dimensions: &[i64],
+    shape: ShapeProto,
+) -> Result<Site> {
     let from = op.body.shape(operand);
     if dimensions.len() != from.dimensions.len() {
         let (stated, rank) = (dimensions.len(), from.dimensions.len());
@@ -175,7 +232,37 @@ fn broadcast_in_dim(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         let element = PrimitiveType::try_from(from.element_type).unwrap_or_default();
         operand = op.body.simple("reshape", array(element, kept(&from.dimensions)), &[operand]);
     }
-    op.over("broadcast", &[operand], |instruction| instruction.dimensions = kept(&dimensions))
+    let mut instruction = op.body.instruction("broadcast", shape, &[operand]);
+    instruction.dimensions = kept(dimensions);
+    Ok(op.body.push(instruction))
+}
+
+/// `sizes = [2, 3]`, or `broadcast_sizes`: dimensions before those of the operand.
+fn broadcast(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let added = op.integers(&["broadcast_sizes", "sizes"])?.len() as i64;
+    let rank = op.body.shape(op.operand()?).dimensions.len() as i64;
+    op.single("broadcast", |instruction| instruction.dimensions = (added..added.saturating_add(rank)).collect())
+}
+
+/// An opcode that has the name of an op of `mhlo`.
+fn of_mhlo(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let opcode = op.operation.plain_name().replace('_', "-");
+    op.single(&opcode, |_| {})
+}
+
+fn set_dimension_size(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let dimension = op.operation.integer(&["dimension", "dim"])?;
+    op.single("set-dimension-size", |instruction| instruction.dimensions = vec![dimension])
+}
+
+/// Converts an op that gives nothing and does nothing.
+fn trace(_: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    Ok(Sites::new())
+}
+
+fn rng_state(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let delta = op.operation.integer(&["delta"])?;
+    op.over("rng-get-and-update-state", &[], |instruction| instruction.delta = delta)
 }
 
 fn create_token(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
@@ -273,15 +360,62 @@ fn square(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.over("multiply", &[operand, operand], |_| {})
 }
 
-/// An op that XLA expands into many instructions: a custom call of its name stands for them.
+/// The angle between a number and 1, as XLA has it; that of complex numbers it expands.
+fn atan(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let (operand, shape) = (op.operand()?, op.operation.result_type()?.clone());
+    let element = PrimitiveType::try_from(shape.element_type).unwrap_or_default();
+    if matches!(element, PrimitiveType::C64 | PrimitiveType::C128) {
+        return custom(op);
+    }
+    const ONE: &str = "1.0";
+    let one = repeated(op, Lexer::new(ONE), Span { start: 0, end: ONE.len() }, shape)?;
+    op.over("atan2", &[operand, one], |_| {})
+}
+
+/// An op that XLA expands into many instructions: a custom call of its name stands for them, with its attributes as
+/// text.
 fn custom(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
-    let name = op.body.name(op.operation.name.trim_start_matches("chlo."));
-    let target = op.operation.name.clone().into_owned();
-    op.single("custom-call", |instruction| {
-        instruction.name = name;
-        instruction.custom_call_target = target;
-        instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal.into();
-    })
+    let target = op.operation.written().into_owned();
+    let operands = op.operands()?;
+    custom_over(op, target, &operands)
+}
+
+fn custom_over(op: &mut Conversion<'_, '_, '_>, target: String, operands: &[Site]) -> Result<Sites> {
+    let attributes = op.converter.text_of_attributes(op.operation);
+    let mut instruction = op.body.instruction("custom-call", op.operation.result_type()?.clone(), operands);
+    instruction.name = op.body.name(target.split_once('.').map_or(target.as_str(), |(_, name)| name));
+    instruction.custom_call_target = target;
+    instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal.into();
+    if !attributes.is_empty() {
+        instruction.backend_config = attributes.into_bytes();
+    }
+    Ok(smallvec![op.body.push(instruction)])
+}
+
+/// `chlo.broadcast_add` and others: operands are repeated until they have the shape of the result.
+pub(super) fn broadcasting(op: &mut Conversion<'_, '_, '_>, name: &str) -> Result<Sites> {
+    let to = op.operation.result_type()?.dimensions.clone();
+    let stated = op.operation.attributes.get("broadcast_dimensions");
+    let stated = stated.map(|stated| op.converter.integers_of(stated, "broadcast_dimensions")).transpose()?;
+    let mut operands = op.operands()?;
+    for place in &mut operands {
+        let from = op.body.shape(*place);
+        if from.dimensions == to {
+            continue;
+        }
+        let (rank, all) = (from.dimensions.len() as i64, to.len() as i64);
+        let last = || (all.saturating_sub(rank)..all).collect();
+        let dimensions = stated.clone().filter(|stated| stated.len() as i64 == rank).unwrap_or_else(last);
+        *place = broadcast_to(op, *place, &dimensions, ShapeProto { dimensions: to.clone(), ..from })?;
+    }
+    if name == "compare" {
+        return compared(op, &operands);
+    }
+    let opcode = ["stablehlo", "chlo"].iter().find_map(|dialect| names::opcode(&format!("{dialect}.{name}")));
+    match opcode {
+        Some(opcode) => op.over(opcode, &operands, |_| {}),
+        None => custom_over(op, format!("chlo.{name}"), &operands),
+    }
 }
 
 fn top_k(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {

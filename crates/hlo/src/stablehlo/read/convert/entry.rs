@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::operation::{Argument, Operation, Region};
 use super::body::{Body, Site};
-use super::{Converter, frontend_attributes, shardy};
+use super::{Converter, shardy};
 use crate::parse::Result;
 use crate::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
@@ -48,7 +48,7 @@ pub(super) fn callees_first<'a, 'o>(
                     states.insert(callee, State::Open);
                     stack.push((callee, callees(function)?));
                 }
-                None => return caller.fault(format!("the text has no function @{callee}")),
+                None => return caller.fault(format!("the text has no function @{callee} with a body")),
             },
         }
     }
@@ -67,6 +67,7 @@ fn callees<'a, 'o>(function: &'o Operation<'a>) -> Result<Vec<Call<'a, 'o>>> {
             match operation.name.as_ref() {
                 "func.call" => found.push((operation.symbol(&["callee", "symbol"])?, operation)),
                 "stablehlo.composite" => found.push((operation.symbol(&["decomposition"])?, operation)),
+                "mhlo.async_start" => found.push((operation.symbol(&["called_computation"])?, operation)),
                 _ => {}
             }
             if let Some(called) = operation.attributes.get("called_computations") {
@@ -161,9 +162,8 @@ impl<'a> Converter<'a, '_> {
         let place = body.parameter(argument.name, shape);
         body.define(argument.name, [place].into_iter().collect());
         let sharding = self.sharding(attributes)?;
-        let map = frontend_attributes(attributes)?.unwrap_or_default();
+        let mut map = self.frontend_attributes(attributes)?;
         let Some(instruction) = body.instructions.get_mut(place) else { return Ok(()) };
-        let mut map = map;
         if let Some((sharding, text)) = sharding {
             instruction.sharding = Some(sharding.into());
             map.map.extend(text.map(|text| (shardy::SHARDING.to_owned(), text)));

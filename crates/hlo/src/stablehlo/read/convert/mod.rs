@@ -1,13 +1,16 @@
 //! From ops to HLO.
 
+mod asynchronous;
 mod body;
 mod calls;
+mod choice;
 mod collectives;
 mod dimensions;
 mod elementwise;
 mod entry;
 mod regions;
 mod shardy;
+mod transfers;
 mod windows;
 
 use body::{Body, Site, Sites};
@@ -17,7 +20,7 @@ use smallvec::smallvec;
 use super::super::names;
 use super::attribute::{Attribute, Attributes, Value};
 use super::location::Frames;
-use super::operation::{Operation, Region};
+use super::operation::{Operation, Region, of_other_dialect};
 use super::parser::Parser;
 use crate::parse::{Result, fault, make_names_unique, tuple};
 use crate::proto::{
@@ -39,6 +42,13 @@ struct Conversion<'r, 'a, 'o> {
 }
 
 impl Conversion<'_, '_, '_> {
+    /// The computations of the functions in `called_computations = [@f]`.
+    fn called_computations(&self) -> Result<Vec<i64>> {
+        const NAME: &str = "called_computations";
+        let Some(attribute) = self.operation.attributes.get(NAME) else { return Ok(Vec::new()) };
+        attribute.list(NAME)?.iter().map(|item| self.converter.called(self.operation, item.symbol(NAME)?)).collect()
+    }
+
     fn operands(&self) -> Result<Sites> {
         self.body.operands(self.operation)
     }
@@ -92,13 +102,15 @@ fn one_or_tuple(mut shapes: Vec<ShapeProto>) -> ShapeProto {
 }
 
 /// The ops that are more than an opcode and operands, each with its rule.
-const RULES: [&[(&str, Rule)]; 7] = [
+const RULES: [&[(&str, Rule)]; 9] = [
     elementwise::RULES,
     dimensions::RULES,
     windows::RULES,
     regions::RULES,
     calls::RULES,
     collectives::RULES,
+    transfers::RULES,
+    asynchronous::RULES,
     shardy::RULES,
 ];
 
@@ -119,8 +131,12 @@ struct Converter<'a, 'o> {
     manual: Vec<String>,
 }
 
-/// Makes a module of the ops of a text.
-pub(super) fn module<'a>(mut parser: Parser<'a>, operations: &[Operation<'a>]) -> Result<HloModuleProtoWithConfig> {
+/// Makes a module of the ops of a text. `function` names the one that is the program, where there are several.
+pub(super) fn module<'a>(
+    mut parser: Parser<'a>,
+    operations: &[Operation<'a>],
+    function: Option<&str>,
+) -> Result<HloModuleProtoWithConfig> {
     let locations = std::mem::take(&mut parser.locations);
     let converter = Converter {
         frames: Frames::of(&locations, parser.size),
@@ -134,41 +150,30 @@ pub(super) fn module<'a>(mut parser: Parser<'a>, operations: &[Operation<'a>]) -
         meshes: Meshes::default(),
         manual: Vec::new(),
     };
-    converter.module(operations)
+    converter.module(operations, function)
 }
 
 impl<'a, 'o> Converter<'a, 'o> {
-    fn module(mut self, operations: &'o [Operation<'a>]) -> Result<HloModuleProtoWithConfig> {
+    fn module(mut self, operations: &'o [Operation<'a>], function: Option<&str>) -> Result<HloModuleProtoWithConfig> {
         let none = Attributes::default();
-        // A text may have the functions without a module around them.
-        let (attributes, inner) = match operations {
-            [module] if module.name == "builtin.module" => {
-                (&module.attributes, module.region(0)?.operations.as_slice())
-            }
-            others => (&none, others),
-        };
+        let chosen = choice::choose(operations, function)?;
+        let (entry, inner) = (chosen.entry, chosen.scope.operations);
+        let attributes = chosen.scope.attributes.unwrap_or(&none);
         let mut functions: FxHashMap<&'o str, &'o Operation<'a>> = FxHashMap::default();
-        for operation in inner {
-            match operation.name.as_ref() {
-                "func.func" => {
-                    // A parameter's shape stands in its instruction, and in the shapes of function and module.
-                    const COPIES: usize = 4;
-                    let arguments = operation.regions.iter().flat_map(|region| &region.arguments);
-                    for argument in arguments.flat_map(|argument| std::iter::repeat_n(argument, COPIES)) {
-                        self.parser.memory.take_shape(&argument.shape, operation.position)?;
-                    }
-                    functions.insert(operation.symbol(&["sym_name"])?, operation);
-                }
-                "sdy.mesh" => self.meshes.add(&mut self.parser, operation)?,
-                "builtin.module" => {
-                    return operation.fault("a module in a module is not read; give the inner one alone");
-                }
-                _ => return operation.fault("expected a function or a mesh at the level of a module"),
+        for operation in inner.iter().filter(|operation| choice::is_function(operation)) {
+            // A parameter's shape stands in its instruction, and in the shapes of function and module.
+            const COPIES: usize = 4;
+            let arguments = operation.regions.iter().flat_map(|region| &region.arguments);
+            for argument in arguments.flat_map(|argument| std::iter::repeat_n(argument, COPIES)) {
+                self.parser.memory.take_shape(&argument.shape, operation.position)?;
             }
+            functions.insert(operation.symbol(&["sym_name"])?, operation);
         }
-        let entry = main_function(inner, &functions)?;
+        for mesh in inner.iter().chain(chosen.around).filter(|operation| operation.name == "sdy.mesh") {
+            self.add_mesh(mesh)?;
+        }
         // Functions keep their names; those of regions, which are made up, give way.
-        for operation in inner.iter().filter(|operation| operation.name == "func.func") {
+        for operation in inner.iter().filter(|operation| choice::is_function(operation)) {
             let symbol = operation.symbol(&["sym_name"])?;
             let name = self.unique(symbol);
             self.function_names.insert(symbol, name);
@@ -198,7 +203,7 @@ impl<'a, 'o> Converter<'a, 'o> {
             module.entry_computation_name = entry.name.clone();
         }
         make_names_unique(module);
-        let mut map = frontend_attributes(attributes)?.unwrap_or_default();
+        let mut map = self.frontend_attributes(attributes)?;
         map.map.extend(self.meshes.attribute());
         module.frontend_attributes = (!map.map.is_empty()).then_some(map);
         module.stack_frame_index = self.frames.finish();
@@ -266,7 +271,10 @@ impl<'a, 'o> Converter<'a, 'o> {
                 })?
             }
             (None, Some(rule)) => rule(&mut conversion)?,
-            (None, None) => return self.unknown(operation),
+            (None, None) => match name.strip_prefix("chlo.broadcast_") {
+                Some(op) => elementwise::broadcasting(&mut conversion, op)?,
+                None => return self.unknown(operation),
+            },
         };
         for instruction in body.instructions.iter().skip(first) {
             self.parser.memory.take(size_of::<HloInstructionProto>(), operation.position)?;
@@ -280,11 +288,11 @@ impl<'a, 'o> Converter<'a, 'o> {
     }
 
     fn unknown<T>(&self, operation: &Operation<'a>) -> Result<T> {
-        let name = operation.name.as_ref();
+        let (name, written) = (operation.name.as_ref(), operation.written());
         if operation.is_return() {
             return operation.fault("it stands before the end of its region");
         }
-        let is_dynamic = ["stablehlo.dynamic_", "stablehlo.real_dynamic_", "chlo.broadcast_", "shape."];
+        let is_dynamic = ["stablehlo.dynamic_", "stablehlo.real_dynamic_", "shape."];
         if is_dynamic.iter().any(|start| name.starts_with(start)) {
             return operation
                 .fault("dynamic shapes have no HLO that can be analysed; lower with arguments of fixed shapes");
@@ -292,14 +300,13 @@ impl<'a, 'o> Converter<'a, 'o> {
         if name.contains("quantize") {
             return operation.fault("quantized types have no HLO; lower the model without quantization");
         }
+        if let Some(message) = of_other_dialect(name) {
+            return fault(operation.position, message);
+        }
         let plain: Vec<String> = names::names().collect();
         let near = did_you_mean(name, plain.iter().map(String::as_str).chain(self.rules.keys().copied()));
-        fault(
-            operation.position,
-            format!(
-                "the op {name} is not read{near}; if JAX made it, `lowered.as_text(\"hlo\")` has the program as HLO"
-            ),
-        )
+        let near = if operation.is_older { near.replace("stablehlo.", "mhlo.") } else { near };
+        fault(operation.position, format!("the op {written} is not read{near}"))
     }
 
     /// A name that no computation has.
@@ -321,6 +328,33 @@ impl<'a, 'o> Converter<'a, 'o> {
         id
     }
 
+    /// `mhlo.frontend_attributes = {key = "value"}`. A value that is no string is kept as its text.
+    fn frontend_attributes(&self, attributes: &Attributes<'a>) -> Result<FrontendAttributes> {
+        const NAME: &str = "mhlo.frontend_attributes";
+        let Some(attribute) = attributes.get(NAME) else { return Ok(FrontendAttributes::default()) };
+        let Value::Dictionary(entries) = &attribute.value else { return attribute.fault(NAME, "{key = \"value\"}") };
+        let entry = |(key, value): &(String, Attribute<'a>)| (key.clone(), self.text_of(value));
+        Ok(FrontendAttributes { map: entries.0.iter().map(entry).collect() })
+    }
+
+    /// The content of a string, or the text of another attribute.
+    fn text_of(&self, attribute: &Attribute<'a>) -> String {
+        match &attribute.value {
+            Value::String(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            _ => self.parser.lexer.slice(attribute.span).to_owned(),
+        }
+    }
+
+    /// All attributes of an op as text, `{a = 1 : i64, b = true}`; empty if it has none.
+    fn text_of_attributes(&self, operation: &Operation<'a>) -> String {
+        let text = |(name, value): &(String, Attribute<'a>)| match value.value {
+            Value::Unit => name.clone(),
+            _ => format!("{name} = {}", self.parser.lexer.slice(value.span)),
+        };
+        let all: Vec<String> = operation.attributes.0.iter().map(text).collect();
+        if all.is_empty() { String::new() } else { format!("{{{}}}", all.join(", ")) }
+    }
+
     /// Sets what any op may carry: its sharding, and attributes that are passed on as they are.
     fn annotate(&mut self, body: &mut Body<'a>, operation: &Operation<'a>, first: usize) -> Result<()> {
         let sharding = match (operation.attributes.get("mhlo.sharding"), operation.attributes.get("sdy.sharding")) {
@@ -331,7 +365,7 @@ impl<'a, 'o> Converter<'a, 'o> {
             }
             (None, None) => None,
         };
-        let mut map = frontend_attributes(&operation.attributes)?.unwrap_or_default();
+        let mut map = self.frontend_attributes(&operation.attributes)?;
         if let Some(rule) = operation.attributes.get("sdy.sharding_rule") {
             map.map.insert("xla.sdy.sharding_rule".to_owned(), self.parser.lexer.slice(rule.span).to_owned());
         }
@@ -351,39 +385,6 @@ impl<'a, 'o> Converter<'a, 'o> {
         }
         Ok(())
     }
-}
-
-/// The function that the program is.
-fn main_function<'a, 'o>(
-    inner: &'o [Operation<'a>],
-    functions: &FxHashMap<&'o str, &'o Operation<'a>>,
-) -> Result<&'o Operation<'a>> {
-    let is_public = |operation: &&&Operation<'a>| {
-        operation.attribute(&["sym_visibility"]).is_none_or(|visibility| {
-            !matches!(&visibility.value, Value::Word("private"))
-                && !matches!(&visibility.value, Value::String(word) if word == b"private")
-        })
-    };
-    if let Some(main) = functions.get("main") {
-        return Ok(main);
-    }
-    let public: Vec<&Operation<'a>> = functions.values().filter(is_public).copied().collect();
-    match (public.as_slice(), inner.first()) {
-        ([only], _) => Ok(only),
-        (_, first) => fault(
-            first.map_or(0, |first| first.position),
-            format!("expected a function @main, or one public function; found {} public ones", public.len()),
-        ),
-    }
-}
-
-/// `mhlo.frontend_attributes = {key = "value"}`.
-fn frontend_attributes(attributes: &Attributes<'_>) -> Result<Option<FrontendAttributes>> {
-    const NAME: &str = "mhlo.frontend_attributes";
-    let Some(attribute) = attributes.get(NAME) else { return Ok(None) };
-    let Value::Dictionary(entries) = &attribute.value else { return attribute.fault(NAME, "{key = \"value\"}") };
-    let entry = |(key, value): &(String, Attribute<'_>)| Ok((key.clone(), value.string(key)?));
-    Ok(Some(FrontendAttributes { map: entries.0.iter().map(entry).collect::<Result<_>>()? }))
 }
 
 /// The name that a symbol or, in the generic form, a string states.

@@ -13,7 +13,7 @@ use super::super::operation::{Operand, Operation, Region};
 use super::body::{Body, Site, Sites};
 use super::{Conversion, Converter, Rule, one_or_tuple};
 use crate::parse::{Result, tuple};
-use crate::proto::{HloInstructionProto, ScatterDimensionNumbers, ShapeProto};
+use crate::proto::{HloInstructionProto, ScatterDimensionNumbers, ShapeProto, TriState};
 
 pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.while", while_loop),
@@ -23,6 +23,9 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("stablehlo.sort", sort),
     ("stablehlo.map", map),
     ("stablehlo.scatter", scatter),
+    ("chlo.scan", scan),
+    ("mhlo.scan", scan),
+    ("mhlo.fusion", fusion),
 ];
 
 /// The names that regions use and that are defined around them, each once.
@@ -125,18 +128,41 @@ impl<'a> Converter<'a, '_> {
                 operand.name
             ));
         }
+        let name = if name.contains('.') { name.to_owned() } else { body.name(name) };
+        self.own(operation, region, &captured, &name)
+    }
+
+    /// The computation of the first region, under a name that the text gives it.
+    pub(super) fn named(&mut self, body: &Body<'a>, operation: &Operation<'a>, name: &str) -> Result<i64> {
+        let region = operation.region(0)?;
+        let captured = Captured::of(body, std::slice::from_ref(region))?;
+        match captured.carried.first() {
+            Some((operand, _)) => {
+                operation.fault(format!("its region uses %{}, which is no argument of it", operand.name))
+            }
+            None => self.own(operation, region, &captured, name),
+        }
+    }
+
+    /// The computation of a region that has its arguments as parameters.
+    fn own(
+        &mut self,
+        operation: &Operation<'a>,
+        region: &Region<'a>,
+        captured: &Captured<'a>,
+        name: &str,
+    ) -> Result<i64> {
         let mut inner = Body::default();
         region.arguments.iter().for_each(|argument| inner.argument(argument));
         captured.define_constants(&mut inner, region);
         let results = self.block(&mut inner, region, operation)?;
         let root = inner.joined(&results);
-        let name = if name.contains('.') { name.to_owned() } else { body.name(name) };
-        let name = self.unique(&name);
+        let name = self.unique(name);
         Ok(self.add(inner, name, root) as i64)
     }
 
     /// The computation that applies an op to two scalars: its id.
-    fn applied_op(&mut self, body: &Body<'a>, operation: &Operation<'a>, applied: &str) -> Result<i64> {
+    pub(super) fn applied_op(&mut self, body: &Body<'a>, operation: &Operation<'a>, applied: &str) -> Result<i64> {
         let Some(opcode) = names::opcode(applied) else {
             return operation.fault(format!("it applies {applied}, which is no op of two elements"));
         };
@@ -305,4 +331,44 @@ fn scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
             instruction.unique_indices = true;
         }
     })
+}
+
+/// The results are the outputs and then the carries, in a tuple even if there is only one.
+fn scan(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let operation = op.operation;
+    let dimension = operation.integer(&["dimension"])?;
+    let num_carries = match op.integers(&["operandSegmentSizes", "operand_segment_sizes"])?.as_slice() {
+        &[_, carries] => carries,
+        _ => return operation.fault("expected the numbers of inputs and of carries as operandSegmentSizes"),
+    };
+    let is_reverse = operation.flag("is_reverse")?;
+    let is_associative = match operation.attributes.get("is_associative") {
+        None => TriState::Unspecified,
+        Some(stated) if stated.boolean("is_associative")? => TriState::True,
+        Some(_) => TriState::False,
+    };
+    let scanned = op.applied(0, "scanned")?;
+    let shapes = operation.result_types()?.to_vec();
+    let mut instruction = op.body.instruction("scan", tuple(shapes), &op.operands()?);
+    instruction.called_computation_ids = vec![scanned];
+    instruction.dimensions = vec![dimension];
+    if num_carries > 0 {
+        instruction.num_carries = num_carries;
+    }
+    if is_reverse {
+        instruction.is_reverse = true;
+    }
+    if is_associative != TriState::Unspecified {
+        instruction.is_associative = is_associative.into();
+    }
+    let place = op.body.push(instruction);
+    Ok(op.body.elements(place))
+}
+
+/// `fusion_kind = #mhlo<fusion_kind kLoop>`
+fn fusion(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let kind = op.operation.attributes.get("fusion_kind").map(|kind| op.converter.last_word(kind)).transpose()?;
+    let kind = kind.map_or("kLoop", |(word, _)| word).to_owned();
+    let fused = op.applied(0, "fused_computation")?;
+    op.calling("fusion", vec![fused], |instruction| instruction.fusion_kind = kind)
 }

@@ -8,15 +8,20 @@ use std::collections::BTreeSet;
 use prost::Message;
 use smallvec::smallvec;
 
-use super::super::attribute::{Attribute, Value};
+use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::lexer::{Lexer, Span};
 use super::super::operation::Operation;
 use super::super::parser::Parser;
 use super::body::{Body, Site, Sites};
 use super::{Conversion, Converter, Rule, one_or_tuple};
 use crate::parse::{Result, fault, parse_sharding};
+use crate::proto::axis_ref_proto::SubAxis;
+use crate::proto::mesh_proto::MeshAxis;
 use crate::proto::op_sharding::Type;
-use crate::proto::{FrontendAttributes, HloInstructionProto, OpSharding, ShapeProto};
+use crate::proto::{
+    AxisRefProto, FrontendAttributes, HloInstructionProto, MeshAxesReplicaGroupListProto, MeshProto, OpSharding,
+    ShapeProto,
+};
 use crate::suggest::did_you_mean;
 
 pub(super) const RULES: &[(&str, Rule)] = &[
@@ -25,7 +30,17 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("sdy.manual_computation", manual_computation),
     ("sdy.propagation_barrier", propagation_barrier),
     ("sdy.sharding_group", sharding_group),
-    ("sdy.data_flow_edge", data_flow_edge),
+    ("sdy.data_flow_edge", unchanged),
+    ("sdy.func_data_flow_edge", unchanged),
+    ("sdy.named_computation", named_computation),
+    ("sdy.all_gather", resharded),
+    ("sdy.all_slice", resharded),
+    ("sdy.all_to_all", resharded),
+    ("sdy.collective_permute", resharded),
+    ("sdy.reduce_scatter", resharded),
+    ("sdy.replicated_to_unreduced", resharded),
+    ("sdy.sharded_to_unreduced", resharded),
+    ("sdy.all_reduce", unchanged),
 ];
 
 /// The frontend attribute of a value's sharding in Shardy's text.
@@ -38,6 +53,13 @@ struct ShardyMesh {
     devices: Vec<i64>,
     /// The text between the angle brackets.
     text: String,
+}
+
+impl ShardyMesh {
+    fn proto(&self) -> MeshProto {
+        let axes = self.axes.iter().map(|(name, size)| MeshAxis { name: name.clone(), size: *size });
+        MeshProto { axes: axes.collect(), device_ids: self.devices.clone(), ..MeshProto::default() }
+    }
 }
 
 #[derive(Default)]
@@ -58,6 +80,16 @@ impl Meshes {
         let mesh = read_mesh(parser.lexer.part(*body), name, parser.lexer.slice(*body))?;
         self.0.push(mesh);
         Ok(())
+    }
+
+    fn find(&self, name: &str, position: usize) -> Result<&ShardyMesh> {
+        match self.0.iter().find(|mesh| mesh.name == name) {
+            Some(mesh) => Ok(mesh),
+            None => {
+                let near = did_you_mean(name, self.0.iter().map(|mesh| mesh.name.as_str()));
+                fault(position, format!("the module declares no mesh @{name}{near}"))
+            }
+        }
     }
 
     /// The attribute of a module that declares all meshes.
@@ -90,6 +122,8 @@ impl Meshes {
         lexer.expect("[", "before the shardings of results")?;
         let mut shardings = Vec::new();
         while !lexer.eat("]") {
+            // Each may say again what it is.
+            lexer.eat("#sdy.sharding");
             let one = lexer.balanced()?;
             shardings.push(self.sharding(&mut parser.lexer.part(one), manual)?);
             lexer.separator(']', "after a sharding")?;
@@ -110,14 +144,7 @@ impl Meshes {
             inline = read_mesh(lexer.part(body), String::new(), lexer.slice(body))?;
             &inline
         } else {
-            let name = lexer.symbol()?;
-            match self.0.iter().find(|mesh| mesh.name == name) {
-                Some(mesh) => mesh,
-                None => {
-                    let near = did_you_mean(&name, self.0.iter().map(|mesh| mesh.name.as_str()));
-                    return fault(start, format!("the module declares no mesh @{name}{near}"));
-                }
-            }
+            self.find(&lexer.symbol()?, start)?
         };
         lexer.expect(",", "after the mesh of a sharding")?;
         lexer.expect("[", "before the shardings of dimensions")?;
@@ -169,6 +196,14 @@ fn read_mesh(mut lexer: Lexer<'_>, name: String, text: &str) -> Result<ShardyMes
     Ok(mesh)
 }
 
+/// `(1)2`: the devices before a part in its axis, and in it.
+fn part(lexer: &mut Lexer<'_>) -> Result<(i64, i64)> {
+    lexer.expect("(", "before the place of a part of an axis")?;
+    let before = lexer.integer("the place of a part of an axis")?;
+    lexer.expect(")", "after the place of a part of an axis")?;
+    Ok((before, lexer.integer("the size of a part of an axis")?))
+}
+
 /// `{"data", "fsdp":(1)2, ?}p1`
 fn dimension(lexer: &mut Lexer<'_>, mesh: &ShardyMesh) -> Result<Vec<AxisPart>> {
     let mut parts = Vec::new();
@@ -183,12 +218,7 @@ fn dimension(lexer: &mut Lexer<'_>, mesh: &ShardyMesh) -> Result<Vec<AxisPart>> 
                 return fault(start, format!("the mesh @{} has no axis \"{name}\"{near}", mesh.name));
             };
             let part = match lexer.eat(":") {
-                true => {
-                    lexer.expect("(", "before the place of a part of an axis")?;
-                    let before = lexer.integer("the place of a part of an axis")?;
-                    lexer.expect(")", "after the place of a part of an axis")?;
-                    Some((before, lexer.integer("the size of a part of an axis")?))
-                }
+                true => Some(part(lexer)?),
                 false => None,
             };
             parts.push(AxisPart { axis, part });
@@ -379,6 +409,103 @@ fn sharding_constraint(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
 }
 
 impl<'a> Converter<'a, '_> {
+    /// Notes a mesh that an op declares: Shardy's, or a dictionary that StableHLO writes where it does not know Shardy,
+    /// `stablehlo.mesh = {axes = [{name = "x", size = 2 : i64}], device_ids = dense<...>}`.
+    pub(super) fn add_mesh(&mut self, operation: &Operation<'a>) -> Result<()> {
+        let stated = match operation.attributes.get("stablehlo.mesh").map(|stated| &stated.value) {
+            Some(Value::Dictionary(fields)) => fields.clone(),
+            _ => return self.meshes.add(&mut self.parser, operation),
+        };
+        let mesh = self.mesh_of_fields(&stated, operation.position)?;
+        let name = operation.symbol(&["sym_name"])?.to_owned();
+        let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("\"{}\"={}", axis.name, axis.size)).collect();
+        let mut text = format!("[{}]", axes.join(", "));
+        if !mesh.device_ids.is_empty() {
+            let devices: Vec<String> = mesh.device_ids.iter().map(i64::to_string).collect();
+            text += &format!(", device_ids=[{}]", devices.join(", "));
+        }
+        let axes = mesh.axes.into_iter().map(|axis| (axis.name, axis.size)).collect();
+        self.meshes.0.push(ShardyMesh { name, axes, devices: mesh.device_ids, text });
+        Ok(())
+    }
+
+    /// Groups of devices along axes of a mesh: `@mesh`, `#sdy.mesh<["x"=2]>` or
+    /// `#stablehlo.mesh<axes = [<name = "x", size = 2>]>`.
+    pub(super) fn mesh_groups(
+        &mut self,
+        mesh: &Attribute<'a>,
+        axes: &[Attribute<'a>],
+    ) -> Result<Box<MeshAxesReplicaGroupListProto>> {
+        let position = mesh.span.start;
+        let mesh = match &mesh.value {
+            Value::Symbol(name) => self.meshes.find(name, mesh.span.start)?.proto(),
+            Value::Dialect { name: "sdy.mesh", body } => {
+                let lexer = self.parser.lexer;
+                read_mesh(lexer.part(*body), String::new(), lexer.slice(*body))?.proto()
+            }
+            Value::Dialect { body, .. } => self.stablehlo_mesh(*body)?,
+            _ => return mesh.fault("mesh", "@mesh or #stablehlo.mesh<...>"),
+        };
+        // Each collective has a mesh of its own, however short its text is.
+        let names: usize = mesh.axes.iter().map(|axis| size_of::<MeshAxis>() + axis.name.len()).sum();
+        self.parser.memory.take(names + size_of_val(mesh.device_ids.as_slice()), position)?;
+        let axes = axes.iter().map(|axis| self.axis_ref(axis, &mesh)).collect::<Result<_>>()?;
+        Ok(Box::new(MeshAxesReplicaGroupListProto { mesh: Some(mesh), axes }))
+    }
+
+    /// `axes = [<name = "x", size = 2>, <name = "y", size = 4>], device_ids = dense<[1, 0]> : tensor<2xi64>`
+    fn stablehlo_mesh(&mut self, body: Span) -> Result<MeshProto> {
+        let fields = self.parser.fields(body)?;
+        self.mesh_of_fields(&fields, body.start)
+    }
+
+    fn mesh_of_fields(&mut self, fields: &Attributes<'a>, position: usize) -> Result<MeshProto> {
+        let mut mesh = MeshProto::default();
+        let Some(axes) = fields.get("axes") else { return fault(position, "expected the axes of a mesh") };
+        for axis in axes.list("axes")? {
+            let own = match &axis.value {
+                Value::Dictionary(own) => own.clone(),
+                _ => self.parser.fields(dialect_body(axis)?)?,
+            };
+            let (Some(name), Some(size)) = (own.get("name"), own.get("size")) else {
+                return axis.fault("an axis", "<name = \"x\", size = 2>");
+            };
+            let (name, size) = (name.string("name")?, size.integer("size")?);
+            if size < 1 {
+                return axis.fault("an axis", "a size from 1 on");
+            }
+            mesh.axes.push(MeshAxis { name, size });
+        }
+        if let Some(devices) = fields.get("device_ids") {
+            mesh.device_ids = self.integers_of(devices, "device_ids")?;
+        }
+        Ok(mesh)
+    }
+
+    /// `#stablehlo.axis_ref<name = "x", sub_axis_info = (1)2>`
+    fn axis_ref(&self, attribute: &Attribute<'a>, mesh: &MeshProto) -> Result<AxisRefProto> {
+        let mut lexer = self.parser.lexer.part(match attribute.value {
+            // Its name alone.
+            Value::String(_) => attribute.span,
+            _ => dialect_body(attribute)?,
+        });
+        if lexer.eat_word("name") {
+            lexer.expect("=", "after \"name\"")?;
+        }
+        let name = lexer.string()?;
+        let Some(index) = mesh.axes.iter().position(|axis| axis.name == name) else {
+            let near = did_you_mean(&name, mesh.axes.iter().map(|axis| axis.name.as_str()));
+            return fault(attribute.span.start, format!("the mesh has no axis \"{name}\"{near}"));
+        };
+        let has_part = lexer.eat(":") || lexer.eat(",") && lexer.eat_word("sub_axis_info") && lexer.eat("=");
+        let sub_axis_info = match has_part {
+            true => Some(part(&mut lexer)?),
+            false => None,
+        };
+        let sub_axis_info = sub_axis_info.map(|(pre_size, size)| SubAxis { pre_size, size });
+        Ok(AxisRefProto { mesh_axis_index: index as i64, sub_axis_info })
+    }
+
     /// The text of a list of shardings, with its brackets. The short form has the list as it is.
     fn list_text(&self, operation: &Operation<'a>, name: &str) -> Result<String> {
         let attribute = operation.required(&[name])?;
@@ -481,7 +608,43 @@ fn sharding_group(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     Ok(Sites::new())
 }
 
-/// Converts an op that Shardy adds while it propagates: its result is its operand.
-fn data_flow_edge(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+/// Converts an op that Shardy adds while it propagates, or a sum of parts that its global shape does not show: its
+/// result is its operand, as XLA has it.
+fn unchanged(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.operands()
+}
+
+/// Shardy's collectives have global shapes: they say how a value is split from here on, which XLA writes as a copy with
+/// that sharding. Its partitioner makes the collective.
+fn resharded(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let attribute = op.operation.required(&["out_sharding"])?;
+    let Converter { parser, meshes, manual, .. } = &mut *op.converter;
+    let (sharding, text) = meshes.of_value(parser, attribute, manual)?;
+    let inner = text.strip_prefix("#sdy.sharding").unwrap_or(&text);
+    let list = format!("#sdy.sharding_per_value<[{inner}]>");
+    op.single("copy", |instruction| {
+        instruction.sharding = Some(sharding.into());
+        add_attribute(instruction, SHARDING, list);
+    })
+}
+
+/// A region that has a name: the call of a computation of this name.
+fn named_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
+    let (operands, operation) = (op.operands()?, op.operation);
+    let count = operation.region(0)?.arguments.len();
+    if count != operands.len() {
+        return operation.fault(format!("it has {} operands, and its region {count} arguments", operands.len()));
+    }
+    let name = super::identifier(&operation.required(&["name"])?.string("name")?);
+    let called = op.converter.named(op.body, operation, &name)?;
+    let mut lists = Vec::new();
+    for key in ["in_shardings", "out_shardings"] {
+        if operation.attributes.get(key).is_some() {
+            let list = op.converter.list_text(operation, key)?;
+            lists.push((format!("xla.sdy.{key}"), format!("#sdy.sharding_per_value<{list}>")));
+        }
+    }
+    op.calling("call", vec![called], |instruction| {
+        lists.into_iter().for_each(|(key, list)| add_attribute(instruction, &key, list));
+    })
 }

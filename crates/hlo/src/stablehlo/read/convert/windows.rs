@@ -1,9 +1,10 @@
 //! Ops that move a window over their operands.
 
 use super::super::attribute::Value;
-use super::super::lexer::Lexer;
+use super::super::lexer::{Lexer, Span};
 use super::super::operation::Operation;
 use super::body::Sites;
+use super::dimensions::Numbers;
 use super::{Conversion, Rule};
 use crate::parse::{Result, fault};
 use crate::proto::{ConvolutionDimensionNumbers, Window, WindowDimension};
@@ -119,10 +120,9 @@ fn dimension_numbers(mut lexer: Lexer<'_>) -> Result<ConvolutionDimensionNumbers
     })
 }
 
-/// `<raw input_batch_dimension = 0, input_feature_dimension = 3, ...>`
-fn raw_numbers(op: &mut Conversion<'_, '_, '_>) -> Result<ConvolutionDimensionNumbers> {
-    let numbers = op.numbers("dimension_numbers")?;
-    Ok(ConvolutionDimensionNumbers {
+/// `raw input_batch_dimension = 0, input_spatial_dimensions = [1, 2], ...`
+fn raw_numbers(numbers: &Numbers) -> ConvolutionDimensionNumbers {
+    ConvolutionDimensionNumbers {
         input_batch_dimension: numbers.one("input_batch_dimension"),
         input_feature_dimension: numbers.one("input_feature_dimension"),
         input_spatial_dimensions: numbers.list("input_spatial_dimensions"),
@@ -132,19 +132,23 @@ fn raw_numbers(op: &mut Conversion<'_, '_, '_>) -> Result<ConvolutionDimensionNu
         output_batch_dimension: numbers.one("output_batch_dimension"),
         output_feature_dimension: numbers.one("output_feature_dimension"),
         output_spatial_dimensions: numbers.list("output_spatial_dimensions"),
-    })
+    }
 }
 
 fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let attribute = operation.required(&["dimension_numbers", "dim_numbers"])?;
     let numbers = match &attribute.value {
-        Value::Dialect { body, .. } if !op.converter.parser.lexer.part(*body).eat_word("raw") => {
-            dimension_numbers(op.converter.parser.lexer.part(*body))?
+        Value::Dictionary(_) => raw_numbers(&op.numbers("dimension_numbers")?),
+        value => {
+            // The short form has them outside of brackets of their own.
+            let span = if let Value::Dialect { body, .. } = value { *body } else { attribute.span };
+            let mut lexer = op.converter.parser.lexer.part(span);
+            match lexer.eat_word("raw") {
+                true => raw_numbers(&op.numbers_in(Span { start: lexer.here(), end: span.end })?),
+                false => dimension_numbers(lexer)?,
+            }
         }
-        Value::Dialect { .. } | Value::Dictionary(_) => raw_numbers(op)?,
-        // The short form has them outside of brackets of their own.
-        _ => dimension_numbers(op.converter.parser.lexer.part(attribute.span))?,
     };
     let stated = match operation.attributes.get("window") {
         Some(window) => {

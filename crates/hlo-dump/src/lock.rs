@@ -1,0 +1,247 @@
+//! `hlo-dump lock`: what a program moves and holds, as a file that is checked in, so that a change shows up in review.
+//!
+//! A line has no number of a source line and no path of a folder, so that edits elsewhere change nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use meshloom_analysis::ModuleCollective;
+use meshloom_hlo::source::{self, Sources};
+use serde::{Serialize, Serializer};
+
+use crate::arguments;
+use crate::collectives::{self, axes_of};
+use crate::input::{Loaded, load};
+use crate::{memory, output};
+
+const FIRST_LINE: &str = "# hlo-dump lock 1";
+
+/// The traffic and memory of a program.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct TrafficLock {
+    #[serde(skip)]
+    devices: u64,
+    /// `-` if no mesh is known.
+    #[serde(skip)]
+    mesh: String,
+    /// The bytes that a device needs.
+    peak: u64,
+    #[serde(serialize_with = "as_rows")]
+    collectives: BTreeMap<Origin, Sent>,
+}
+
+/// The kind of a collective and where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct Origin {
+    kind: String,
+    axes: String,
+    scope: String,
+    /// The function in the source, or else the file.
+    function: String,
+}
+
+/// The sums over all collectives of an origin: at most, and nothing where they are not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Sent {
+    executions: Option<u64>,
+    moved_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct LockRow<'a> {
+    #[serde(flatten)]
+    origin: &'a Origin,
+    #[serde(flatten)]
+    sent: &'a Sent,
+}
+
+fn as_rows<S: Serializer>(collectives: &BTreeMap<Origin, Sent>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(collectives.iter().map(|(origin, sent)| LockRow { origin, sent }))
+}
+
+pub fn run(arguments: &arguments::Lock, json: bool) -> Result<()> {
+    let loaded = load(&arguments.input)?;
+    let lock = TrafficLock::of(&loaded)?;
+    if json {
+        return output::json("hlo-dump/lock", &loaded.found(&lock));
+    }
+    match &arguments.output {
+        Some(path) => {
+            std::fs::write(path, lock.text()).with_context(|| format!("cannot write {}", path.display()))?;
+            loaded.print_title();
+            let lines = output::plural(lock.collectives.len() as u64, "line");
+            output::line(&format!("{}: {lines} of collectives, and the peak of memory", path.display()));
+        }
+        None => output::bytes_as_they_are(lock.text().as_bytes())?,
+    }
+    Ok(())
+}
+
+impl TrafficLock {
+    /// The lock of a program.
+    pub fn of(loaded: &Loaded) -> Result<TrafficLock> {
+        if let Some(warning) = loaded.unpartitioned() {
+            bail!("{}: {warning}; a lock is of the program of one device", loaded.name);
+        }
+        let functions = functions(loaded);
+        let found = collectives::of(loaded);
+        let mut collectives: BTreeMap<Origin, Vec<ModuleCollective>> = BTreeMap::new();
+        for entry in &found.entries {
+            collectives.entry(Origin::of(entry, &functions)).or_default().push(entry.clone());
+        }
+        let sum = |(origin, entries): (Origin, Vec<ModuleCollective>)| {
+            let all = found.some(entries);
+            let sent = Sent { executions: all.execution_bounds().most, moved_bytes: all.moved_bounds().most };
+            (origin, sent)
+        };
+        Ok(TrafficLock {
+            devices: loaded.device_count(),
+            mesh: loaded.mesh.as_ref().map_or("-".to_owned(), ToString::to_string),
+            peak: memory::most(loaded)?.0,
+            collectives: collectives.into_iter().map(sum).collect(),
+        })
+    }
+
+    /// The file.
+    fn text(&self) -> String {
+        let mut text = format!("{FIRST_LINE}\ndevices\t{}\nmesh\t{}\npeak\t{}\n", self.devices, self.mesh, self.peak);
+        for (Origin { kind, axes, scope, function }, sent) in &self.collectives {
+            let [executions, bytes] =
+                [sent.executions, sent.moved_bytes].map(|it| it.map_or("?".to_owned(), |it| it.to_string()));
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{kind}\t{axes}\t{executions}\t{bytes}\t{scope}\t{function}");
+        }
+        text
+    }
+
+    /// Reads a file that [`TrafficLock::text`] wrote.
+    pub fn read(path: &Path) -> Result<TrafficLock> {
+        let name = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("--lock: cannot read {name}"))?;
+        let mut lines = text.lines().zip(1usize..);
+        if lines.next().is_none_or(|(line, _)| line.trim_end() != FIRST_LINE) {
+            bail!("--lock {name}: the first line is not \"{FIRST_LINE}\"; `hlo-dump lock INPUT -o FILE` writes one");
+        }
+        let mut lock = TrafficLock { devices: 0, mesh: String::new(), peak: 0, collectives: BTreeMap::new() };
+        for (line, number) in lines.filter(|(line, _)| !line.trim().is_empty() && !line.starts_with('#')) {
+            lock.add(line).ok_or_else(|| {
+                anyhow!("--lock {name}:{number}: this is no line of a lock: {line:?}; write the file anew with `hlo-dump lock`")
+            })?;
+        }
+        Ok(lock)
+    }
+
+    /// Takes a line; nothing if it is none.
+    fn add(&mut self, line: &str) -> Option<()> {
+        let amount = |text: &str| if text == "?" { Some(None) } else { text.parse().ok().map(Some) };
+        match line.split('\t').collect::<Vec<_>>()[..] {
+            ["devices", devices] => self.devices = devices.parse().ok()?,
+            ["mesh", mesh] => self.mesh = mesh.to_owned(),
+            ["peak", peak] => self.peak = peak.parse().ok()?,
+            [kind, axes, executions, bytes, scope, function] => {
+                let [kind, axes, scope, function] = [kind, axes, scope, function].map(str::to_owned);
+                let sent = Sent { executions: amount(executions)?, moved_bytes: amount(bytes)? };
+                self.collectives.insert(Origin { kind, axes, scope, function }, sent);
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Returns sentences about what got worse, and about what got better, in a program whose lock is `after`.
+    ///
+    /// # Errors
+    /// The locks are of other devices, so that they cannot be compared.
+    pub fn compare(&self, after: &TrafficLock) -> Result<[Vec<String>; 2]> {
+        if (&self.devices, &self.mesh) != (&after.devices, &after.mesh) {
+            bail!(
+                "the lock is of {} devices, mesh {}, and the program of {}, mesh {}; write it anew, or name the mesh as \
+                 it was then with --mesh",
+                self.devices,
+                self.mesh,
+                after.devices,
+                after.mesh
+            );
+        }
+        let [mut worse, mut better] = [Vec::new(), Vec::new()];
+        if after.peak != self.peak {
+            let change =
+                format!("the peak of memory is {}, and was {}", output::bytes(after.peak), output::bytes(self.peak));
+            if after.peak > self.peak { &mut worse } else { &mut better }.push(change);
+        }
+        let origins =
+            self.collectives.keys().chain(after.collectives.keys().filter(|it| !self.collectives.contains_key(it)));
+        for origin in origins {
+            let (old, new) = (self.collectives.get(origin), after.collectives.get(origin));
+            match (old, new) {
+                (Some(old), None) => better.push(format!("gone: {origin}, which {}", old.text())),
+                (None, Some(new)) => worse.push(format!("new: {origin}, which {}", new.text())),
+                (Some(old), Some(new)) if old != new => {
+                    let list = if new.is_worse_than(*old) { &mut worse } else { &mut better };
+                    list.push(format!("{origin} {}, and before {}", new.text(), old.text()));
+                }
+                _ => {}
+            }
+        }
+        Ok([worse, better])
+    }
+}
+
+impl Origin {
+    fn of(entry: &ModuleCollective, functions: &Functions<'_>) -> Origin {
+        let scope = entry.op_name.rsplit_once('/').map_or("", |(scope, _)| scope);
+        let function = functions.get(&(entry.computation.as_str(), entry.name.as_str()));
+        let word = |text: &str| match text {
+            "" => "-".to_owned(),
+            text => text.replace(['\t', '\n', '\r'], " "),
+        };
+        Origin {
+            kind: entry.kind.name().to_owned(),
+            axes: word(&axes_of(entry)),
+            scope: word(scope),
+            function: word(function.map_or("", String::as_str)),
+        }
+    }
+}
+
+/// `all-gather over fsdp (model.py:mlp, jit(step)/mlp)`
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} over {} ({}, {})", self.kind, self.axes, self.function, self.scope)
+    }
+}
+
+impl Sent {
+    fn text(self) -> String {
+        let times = self.executions.map_or("runs an unknown number of times".to_owned(), |times| {
+            format!("runs {}", output::plural(times, "time"))
+        });
+        let bytes = self.moved_bytes.map_or("an unknown number of bytes".to_owned(), output::bytes);
+        format!("{times} and sends {bytes}")
+    }
+
+    /// Whether it sends more or runs more often. An unknown number may be any.
+    fn is_worse_than(self, other: Sent) -> bool {
+        let more = |new: Option<u64>, old: Option<u64>| new.unwrap_or(u64::MAX) > old.unwrap_or(u64::MAX);
+        more(self.moved_bytes, other.moved_bytes) || more(self.executions, other.executions)
+    }
+}
+
+/// The function of an instruction, by the names of its computation and of itself.
+type Functions<'a> = HashMap<(&'a str, &'a str), String>;
+
+fn functions(loaded: &Loaded) -> Functions<'_> {
+    let sources = Sources::of(&loaded.module);
+    let mut functions = Functions::new();
+    for computation in &loaded.module.computations {
+        for instruction in &computation.instructions {
+            let Some(source::SourceLine { file, function, .. }) = sources.line(instruction) else { continue };
+            let file = file.rsplit(['/', '\\']).next().unwrap_or(file);
+            let name = if function.is_empty() { file.to_owned() } else { format!("{file}:{function}") };
+            functions.insert((&computation.name, &instruction.name), name);
+        }
+    }
+    functions
+}
