@@ -152,7 +152,7 @@ pub fn read_function(bytes: &[u8], limits: &Limits, function: Option<&str>) -> R
         true => read_plain(&decompress(bytes, limits)?, limits, function),
         false => read_plain(bytes, limits, function),
     }?;
-    if function.is_some() && found.form != Form::StableHlo {
+    if function.is_some() && !matches!(found.form, Form::StableHlo | Form::Bytecode | Form::Export) {
         return Err(ReadError::NoFunctions { form: found.form.name() });
     }
     check_depth(&found.module, limits.call_depth)?;
