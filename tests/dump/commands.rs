@@ -142,7 +142,7 @@ fn what_is_no_hlo_is_told() {
     refused(b"", "it is empty");
     refused(b" \n\n", "it is empty");
     refused(b"module @jit_f { }", "expected a function @main");
-    refused(b"ML\xefR1234", "it is MLIR bytecode");
+    refused(b"ML\xefR1234", "MLIR bytecode, byte");
     refused(b"hello world", "it is text, but neither HLO");
     refused(&[0, 1, 2, 0xff, 0xfe, 9, 9], "it is no HLO proto");
     refused(&[0x1f, 0x8b, 8, 0, 1, 2, 3], "compressed by gzip");

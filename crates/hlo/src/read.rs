@@ -4,6 +4,8 @@
 //! |---|---|
 //! | HLO text | `--xla_dump_hlo_as_text`, `lowered.as_text("hlo")`, `compiled.as_text()`, our own printer |
 //! | StableHLO text | `lowered.as_text()` in JAX: functions of StableHLO, with Shardy's annotations |
+//! | MLIR bytecode | portable artifacts of StableHLO, what plugins are given; StableHLO as bytecode |
+//! | export of JAX | `jax.export.export(f)(...).serialize()`, which has bytecode |
 //! | `HloModuleProto` | `as_serialized_hlo_module_proto()`, our own emitter |
 //! | `HloProto` | `--xla_dump_hlo_as_proto`: the module and, after compilation, where its buffers are |
 //! | `HloModuleProtoWithConfig` | what a PJRT plugin gives as the optimized program |
@@ -28,7 +30,7 @@ use super::proto::{
     BufferAssignmentProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig, HloProto, HloSnapshot,
     HloUnoptimizedSnapshot,
 };
-use super::stablehlo;
+use super::stablehlo::{self, BytecodeError};
 use crate::words;
 
 words! {
@@ -38,6 +40,10 @@ words! {
         Text = "HLO text",
         /// StableHLO text, read as HLO.
         StableHlo = "StableHLO text",
+        /// StableHLO or VHLO as MLIR bytecode, read as HLO.
+        Bytecode = "MLIR bytecode",
+        /// What `jax.export` serializes, with bytecode in it, read as HLO.
+        Export = "export of JAX",
         /// A serialized `HloModuleProto`.
         Module = "HloModuleProto",
         /// A serialized `HloProto`.
@@ -76,13 +82,9 @@ pub enum ReadError {
     /// HLO or StableHLO text that is wrong somewhere.
     #[error(transparent)]
     Text(#[from] Box<ParseError>),
-    /// It is MLIR in its binary form.
-    #[error(
-        "it is MLIR bytecode, which is not read; make text of it: in JAX `jax.jit(f).lower(...).as_text()` or \
-         `.compiler_ir(\"stablehlo\")`, for what `jax.export` has serialized \
-         `jax.export.deserialize(data).mlir_module()`"
-    )]
-    MlirBytecode,
+    /// MLIR bytecode that is wrong somewhere.
+    #[error(transparent)]
+    Bytecode(#[from] Box<BytecodeError>),
     /// Text of some other kind.
     #[error(
         "it is text, but neither HLO, which begins with `HloModule NAME`, nor StableHLO, which begins with \
@@ -150,7 +152,7 @@ pub fn read_function(bytes: &[u8], limits: &Limits, function: Option<&str>) -> R
         true => read_plain(&decompress(bytes, limits)?, limits, function),
         false => read_plain(bytes, limits, function),
     }?;
-    if function.is_some() && found.form != Form::StableHlo {
+    if function.is_some() && !matches!(found.form, Form::StableHlo | Form::Bytecode | Form::Export) {
         return Err(ReadError::NoFunctions { form: found.form.name() });
     }
     check_depth(&found.module, limits.call_depth)?;
@@ -225,8 +227,11 @@ fn read_plain(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<R
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(ReadError::Empty);
     }
-    if bytes.starts_with(b"ML\xefR") {
-        return Err(ReadError::MlirBytecode);
+    if bytes.starts_with(stablehlo::read::MAGIC) {
+        return read_bytecode(bytes, Form::Bytecode, limits, function);
+    }
+    if let Some(module) = stablehlo::read::module_of_export(bytes) {
+        return read_bytecode(module, Form::Export, limits, function);
     }
     match form::of(bytes) {
         Some(form) => read_proto(bytes, form, limits),
@@ -239,6 +244,13 @@ fn of_text(limits: &Limits) -> parse::TextLimits {
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let (memory_ratio, memory_bytes) = (size(limits.decoded_ratio), size(limits.decoded_bytes));
     parse::TextLimits { memory_ratio, memory_bytes, ..parse::TextLimits::default() }
+}
+
+fn read_bytecode(bytes: &[u8], form: Form, limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
+    let HloModuleProtoWithConfig { hlo_module, config } =
+        stablehlo::read::read_bytecode(bytes, &of_text(limits), function).map_err(Box::new)?;
+    let (module, passed_over) = (hlo_module.unwrap_or_default(), PassedOver::default());
+    Ok(ReadModule { module, config, buffers: None, form, passed_over })
 }
 
 fn read_text(bytes: &[u8], limits: &Limits, function: Option<&str>) -> Result<ReadModule, ReadError> {
@@ -320,7 +332,7 @@ fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<ReadModule, R
     }
     let broken = |error: prost::DecodeError| ReadError::Proto { form: form.name(), reason: error.to_string() };
     let (module, config, buffers) = match form {
-        Form::Text | Form::StableHlo | Form::Module => {
+        Form::Text | Form::StableHlo | Form::Bytecode | Form::Export | Form::Module => {
             (Some(HloModuleProto::decode(bytes).map_err(broken)?), None, None)
         }
         Form::ModuleWithConfig => {

@@ -49,7 +49,7 @@ use super::suggest::did_you_mean;
 use super::syntax::Value;
 pub(crate) use computation::Scope;
 pub use error::ParseError;
-pub(crate) use error::{Result, fault, located, utf8};
+pub(crate) use error::{Fault, Result, fault, located, utf8};
 use lexer::Lexer;
 pub(crate) use literal::Real;
 pub(crate) use memory::{Memory, own_bytes};

@@ -121,7 +121,7 @@ impl MessageKind {
 /// Vectors grow by doubling, so it may briefly be twice as much.
 pub(super) fn decoded_bytes(bytes: &[u8], form: Form) -> u64 {
     let kind = match form {
-        Form::Text | Form::StableHlo | Form::Module => MessageKind::Module,
+        Form::Text | Form::StableHlo | Form::Bytecode | Form::Export | Form::Module => MessageKind::Module,
         Form::HloProto => MessageKind::HloProto,
         Form::ModuleWithConfig | Form::UnoptimizedSnapshot => MessageKind::Around(1, &MessageKind::Module),
         Form::Snapshot => MessageKind::Around(1, &MessageKind::HloProto),

@@ -7,5 +7,5 @@ pub(crate) mod names;
 pub(crate) mod read;
 pub mod write;
 
-pub use read::{is_mlir, read, read_function, read_with};
+pub use read::{BytecodeError, is_mlir, read, read_function, read_with};
 pub use write::{WriteError, WriteOptions, write};

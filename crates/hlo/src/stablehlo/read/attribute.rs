@@ -1,6 +1,7 @@
 //! Attributes: what an op carries beside its operands.
 
 use super::lexer::{Lexer, Span, integer};
+use super::literal::DenseBody;
 use super::parser::Parser;
 use crate::parse::{Result, fault};
 use crate::proto::ShapeProto;
@@ -31,7 +32,7 @@ pub(super) enum Value<'a> {
     Integers(Vec<i64>),
     /// `dense<...> : tensor<...>`: its elements are read where they are needed.
     Dense {
-        body: Span,
+        body: DenseBody<'a>,
         shape: ShapeProto,
     },
     /// A constant whose elements were left out when the text was printed.
@@ -54,7 +55,7 @@ pub(super) enum Value<'a> {
 
 impl Value<'_> {
     /// The number of values that it consists of, itself included.
-    fn parts(&self) -> usize {
+    pub(super) fn parts(&self) -> usize {
         let all = |items: &[Attribute<'_>]| items.iter().map(|item| item.value.parts()).sum::<usize>();
         1 + match self {
             Value::List(items) => all(items),
@@ -116,6 +117,8 @@ impl<'a> Attribute<'a> {
     pub(super) fn symbol(&self, what: &str) -> Result<&str> {
         match &self.value {
             Value::Symbol(name) => Ok(name),
+            // The generic form has the name of a definition as a string, and VHLO has all names so.
+            Value::String(bytes) => Ok(std::str::from_utf8(bytes).unwrap_or_default()),
             _ => self.fault(what, "a symbol, like @main"),
         }
     }
@@ -152,11 +155,22 @@ impl<'a> Parser<'a> {
         Ok((name, Attribute { value: Value::Unit, span: self.lexer.since(start) }))
     }
 
+    /// The fields of an attribute: those between the angle brackets of a dialect's, or the entries of a dictionary.
+    pub(super) fn fields_of(&mut self, attribute: &Attribute<'a>, what: &str) -> Result<Attributes<'a>> {
+        match &attribute.value {
+            Value::Dialect { body, .. } => self.fields(*body),
+            Value::Dictionary(fields) => Ok(fields.clone()),
+            _ => attribute.fault(what, "fields between angle brackets, <name = value>,"),
+        }
+    }
+
     /// Reads the fields between the angle brackets of a dialect's attribute: `offset_dims = [1], index_vector_dim = 1`.
     pub(super) fn fields(&mut self, body: Span) -> Result<Attributes<'a>> {
         let outer = self.lexer;
         self.lexer = outer.part(body);
         let mut attributes = Attributes::default();
+        // Stands before the fields of a convolution that are written out.
+        self.lexer.eat_word("raw");
         let read = self.nested(|parser| {
             while !parser.lexer.is_at_end() {
                 attributes.0.push(parser.named_attribute()?);
@@ -291,7 +305,7 @@ impl<'a> Parser<'a> {
             "dense" => {
                 let body = self.lexer.balanced()?;
                 self.lexer.expect(":", "and a type after a constant")?;
-                Ok(Value::Dense { body, shape: self.array_type()? })
+                Ok(Value::Dense { body: DenseBody::Text(body), shape: self.array_type()? })
             }
             "dense_resource" => {
                 let body = self.lexer.balanced()?;

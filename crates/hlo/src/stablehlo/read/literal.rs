@@ -13,11 +13,20 @@ use crate::small_float::SmallFloat;
 use crate::syntax::elements::set_element_bytes;
 
 /// The value of a constant: its elements as little-endian bytes, row-major; 4-bit integers have a byte each.
-pub(super) struct Elements {
+pub(super) struct Elements<'a> {
     element: PrimitiveType,
-    bytes: Vec<u8>,
+    bytes: Cow<'a, [u8]>,
     /// Whether one element stands for all.
     pub(super) is_splat: bool,
+}
+
+/// Where the elements of a constant are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum DenseBody<'a> {
+    /// Between angle brackets in the text.
+    Text(Span),
+    /// Bytes as MLIR keeps them, at a place of the file that they are from.
+    Bytes { bytes: &'a [u8], position: usize },
 }
 
 /// The format of an element.
@@ -49,65 +58,75 @@ impl Format {
 /// Elements of a constant at most: the bound of the reader of HLO text.
 const MOST: usize = 1 << 30;
 
-/// Reads the elements between the angle brackets; `None` if they were left out.
-pub(super) fn elements(lexer: Lexer<'_>, body: Span, shape: &ShapeProto) -> Result<Option<Elements>> {
+/// Reads the elements of a constant; `None` if they were left out.
+pub(super) fn elements<'a>(lexer: Lexer<'a>, body: DenseBody<'a>, shape: &ShapeProto) -> Result<Option<Elements<'a>>> {
     let element = PrimitiveType::try_from(shape.element_type).unwrap_or_default();
     let format = Format::of(element);
-    let mut lexer = lexer.part(body);
-    let start = lexer.here();
-    if lexer.peek_word() == Some("__elided__") {
+    let (mut lexer, start) = match body {
+        DenseBody::Text(span) => {
+            let mut lexer = lexer.part(span);
+            (lexer, lexer.here())
+        }
+        DenseBody::Bytes { position, .. } => (lexer, position),
+    };
+    let is_text = matches!(body, DenseBody::Text(_));
+    if is_text && lexer.peek_word() == Some("__elided__") {
         return Ok(None);
     }
-    let Some(count) = element_count(shape).filter(|count| *count <= MOST || lexer.peek() != Some(b'[')) else {
+    let may_repeat = !is_text || lexer.peek() != Some(b'[');
+    let Some(count) = element_count(shape).filter(|count| *count <= MOST || may_repeat) else {
         return fault(start, format!("the constant has more than {MOST} elements"));
     };
+    if let DenseBody::Bytes { bytes, .. } = body {
+        return stored(&format, Cow::Borrowed(bytes), count, start).map(Some);
+    }
     let mut bytes = Vec::new();
+    let mut is_splat = false;
     match lexer.peek() {
-        Some(b'"') => {
-            return of_bytes(hexadecimal(&mut lexer)?, &format, count, start).map(Some);
-        }
+        Some(b'"') => return stored(&format, Cow::Owned(hexadecimal(&mut lexer)?), count, start).map(Some),
         Some(b'[') => list(&mut lexer, &format, &shape.dimensions, &mut bytes)?,
         None if count == 0 => {}
         _ => {
             one(&mut lexer, &format, &mut bytes)?;
-            if !lexer.is_at_end() {
-                return lexer.unexpected("the end of the constant");
-            }
-            return Ok(Some(Elements { element, bytes, is_splat: true }));
+            is_splat = true;
         }
     }
     if !lexer.is_at_end() {
         return lexer.unexpected("the end of the constant");
     }
-    Ok(Some(Elements { element, bytes, is_splat: false }))
+    Ok(Some(Elements { element, bytes: bytes.into(), is_splat }))
+}
+
+/// Elements as MLIR keeps them: one for all, or each.
+fn stored<'a>(format: &Format, data: Cow<'a, [u8]>, count: usize, start: usize) -> Result<Elements<'a>> {
+    let element = format.element;
+    // MLIR packs truth values eight a byte, in newer versions it does not.
+    let packed = element == PrimitiveType::Pred && data.len() == count.div_ceil(8);
+    let is_splat = data.len() == format.size && count != 1 && !packed;
+    if packed {
+        let bytes = (0..count).map(|at| data[at / 8] >> (at % 8) & 1).collect();
+        return Ok(Elements { element, bytes, is_splat });
+    }
+    if !is_splat && count.checked_mul(format.size) != Some(data.len()) {
+        return fault(start, format!("the constant has {} bytes for {count} elements", data.len()));
+    }
+    // A truth value for all has every bit.
+    let bytes =
+        if element == PrimitiveType::Pred { data.iter().map(|&byte| (byte != 0).into()).collect() } else { data };
+    Ok(Elements { element, bytes, is_splat })
 }
 
 /// Reads the elements of a resource, `"0x040000000000803F"`: after the four bytes of an alignment.
-pub(super) fn resource(lexer: Lexer<'_>, text: Span, shape: &ShapeProto) -> Result<Elements> {
+pub(super) fn resource(lexer: Lexer<'_>, text: Span, shape: &ShapeProto) -> Result<Elements<'static>> {
     let format = Format::of(PrimitiveType::try_from(shape.element_type).unwrap_or_default());
     let Some(count) = element_count(shape).filter(|count| *count <= MOST) else {
         return fault(text.start, format!("the constant has more than {MOST} elements"));
     };
     let data = hexadecimal(&mut lexer.part(text))?;
     match data.get(4..) {
-        Some(data) => of_bytes(data.to_vec(), &format, count, text.start),
+        Some(data) => stored(&format, Cow::Owned(data.to_vec()), count, text.start),
         None => fault(text.start, "a resource begins with the four bytes of its alignment"),
     }
-}
-
-fn of_bytes(data: Vec<u8>, format: &Format, count: usize, start: usize) -> Result<Elements> {
-    let element = format.element;
-    // MLIR packs truth values eight a byte, in newer versions it does not.
-    let packed = element == PrimitiveType::Pred && data.len() == count.div_ceil(8);
-    let is_splat = data.len() == format.size && count != 1 && !packed;
-    let bytes = match packed {
-        true => (0..count).map(|at| data[at / 8] >> (at % 8) & 1).collect(),
-        false => data,
-    };
-    if !is_splat && count.checked_mul(format.size) != Some(bytes.len()) {
-        return fault(start, format!("the constant has {} bytes for {count} elements", bytes.len()));
-    }
-    Ok(Elements { element, bytes, is_splat })
 }
 
 /// `"0x0000803F"`
@@ -214,7 +233,7 @@ fn number(lexer: &mut Lexer<'_>, element: PrimitiveType, bytes: &mut Vec<u8>) ->
 
 /// The literal of a shape; every element, if there is one for all.
 pub(super) fn literal(
-    elements: &Elements,
+    elements: &Elements<'_>,
     shape: &ShapeProto,
     memory: &Memory,
     position: usize,
@@ -226,7 +245,7 @@ pub(super) fn literal(
     memory.take(bytes.saturating_mul(if elements.bytes.len() == count { 5 } else { 2 }), position)?;
     let bytes = match elements.is_splat {
         true => Cow::Owned(elements.bytes.repeat(count)),
-        false => Cow::Borrowed(&elements.bytes),
+        false => Cow::Borrowed(elements.bytes.as_ref()),
     };
     set_element_bytes(&mut literal, elements.element, &bytes);
     Ok(literal)

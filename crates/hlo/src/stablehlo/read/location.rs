@@ -30,6 +30,24 @@ pub(super) struct Locations<'a> {
     pub(super) aliases: FxHashMap<&'a str, LocationId>,
 }
 
+impl Location<'_> {
+    /// The bytes of its names and parts.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Location::File { file, .. } => file.len(),
+            Location::Name { name, .. } => name.len(),
+            Location::Fused(parts) => size_of_val(parts.as_slice()),
+            Location::Unknown | Location::Alias(_) | Location::CallSite { .. } => 0,
+        }
+    }
+}
+
+impl<'a> Locations<'a> {
+    pub(super) fn add(&mut self, location: Location<'a>) {
+        self.all.push(location);
+    }
+}
+
 impl<'a> Parser<'a> {
     /// `loc(...)` after an op or an argument, if there is one.
     pub(super) fn trailing_location(&mut self) -> Result<Option<LocationId>> {

@@ -21,6 +21,7 @@
 //! The reader refuses, by name, what HLO cannot express: types without bounds, quantized types, blocks that jump.
 
 mod attribute;
+mod bytecode;
 mod convert;
 mod lexer;
 mod literal;
@@ -28,6 +29,9 @@ mod location;
 mod operation;
 mod parser;
 mod types;
+
+pub use bytecode::BytecodeError;
+pub(crate) use bytecode::{MAGIC, module_of_export, read_with as read_bytecode};
 
 use crate::parse::{Memory, ParseError, TextLimits, located, utf8};
 use crate::proto::HloModuleProtoWithConfig;

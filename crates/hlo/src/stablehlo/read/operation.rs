@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::attribute::{Attribute, Attributes, Value};
+use super::attribute::{Attribute, Attributes};
 use super::location::LocationId;
 use super::types::Types;
 use crate::parse::{Result, fault};
@@ -112,12 +112,7 @@ impl<'a> Operation<'a> {
 
     /// The symbol that it calls or defines.
     pub(super) fn symbol(&self, names: &[&str]) -> Result<&str> {
-        let attribute = self.required(names)?;
-        match &attribute.value {
-            // The generic form has the name of a definition as a string.
-            Value::String(bytes) => Ok(std::str::from_utf8(bytes).unwrap_or_default()),
-            _ => attribute.symbol(names.first().unwrap_or(&"")),
-        }
+        self.required(names)?.symbol(names.first().unwrap_or(&""))
     }
 
     /// How many results it has.

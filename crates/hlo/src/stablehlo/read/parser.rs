@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::super::names;
 use super::attribute::{Attribute, Attributes, Value};
 use super::lexer::{Lexer, Span};
+use super::literal::DenseBody;
 use super::location::Locations;
 use super::operation::{Argument, Operand, Operation, Region, of_other_dialect};
 use super::types::Types;
@@ -64,6 +65,8 @@ pub(super) struct Parser<'a> {
     pub(super) resources: FxHashMap<&'a str, Span>,
     /// Parts that were copied for aliases: an alias of two of an alias of two is soon larger than any text.
     copied: usize,
+    /// The bytes of the text, or of the file that it was made of.
+    pub(super) size: usize,
     /// The bytes that the ops take, and then those of the instructions that they become.
     pub(super) memory: Memory,
 }
@@ -79,6 +82,7 @@ impl<'a> Parser<'a> {
             last_short: None,
             resources: FxHashMap::default(),
             copied: 0,
+            size: text.len(),
             memory,
         }
     }
@@ -461,7 +465,7 @@ impl<'a> Parser<'a> {
             }
             _ => return Ok(()),
         };
-        value.value = Value::Dense { body, shape };
+        value.value = Value::Dense { body: DenseBody::Text(body), shape };
         Ok(())
     }
 

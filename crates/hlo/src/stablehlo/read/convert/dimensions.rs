@@ -1,6 +1,6 @@
 //! Ops that move elements, and products of matrices.
 
-use super::super::attribute::{Attribute, Value};
+use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::lexer::{Lexer, Span};
 use super::super::literal::{elements, literal};
 use super::super::operation::Operation;
@@ -117,10 +117,7 @@ impl<'a> Converter<'a, '_> {
 
     /// `<lhs_precision_type = bf16, rhs_precision_type = bf16, accumulation_type = f32, ...>`
     fn algorithm(&mut self, attribute: &Attribute<'a>) -> Result<Algorithm> {
-        let Value::Dialect { body, .. } = &attribute.value else {
-            return attribute.fault("algorithm", "<lhs_precision_type = ..., ...>");
-        };
-        let fields = self.parser.fields(*body)?;
+        let fields = self.parser.fields_of(attribute, "algorithm")?;
         let text = |name: &str| match fields.get(name) {
             Some(field) => Ok(self.parser.lexer.slice(field.span)),
             None => attribute.fault("algorithm", &format!("a field {name}")),
@@ -260,7 +257,7 @@ impl Numbers {
     }
 }
 
-impl Conversion<'_, '_, '_> {
+impl<'a> Conversion<'_, 'a, '_> {
     pub(super) fn integers(&self, names: &[&str]) -> Result<Vec<i64>> {
         self.converter.integers_of(self.operation.required(names)?, names.first().unwrap_or(&""))
     }
@@ -273,21 +270,26 @@ impl Conversion<'_, '_, '_> {
 
     pub(super) fn numbers(&mut self, name: &str) -> Result<Numbers> {
         let attribute = self.operation.required(&[name])?;
-        let Value::Dialect { body, .. } = &attribute.value else {
-            return attribute.fault(name, "dimension numbers between angle brackets");
-        };
-        self.numbers_in(*body)
+        let fields = self.converter.parser.fields_of(attribute, name)?;
+        self.flat(fields)
     }
 
     /// The fields of a part of the text.
     pub(super) fn numbers_in(&mut self, body: Span) -> Result<Numbers> {
+        let fields = self.converter.parser.fields(body)?;
+        self.flat(fields)
+    }
+
+    fn flat(&mut self, fields: Attributes<'a>) -> Result<Numbers> {
         let mut numbers = Vec::new();
-        let mut waiting = vec![body];
-        while let Some(body) = waiting.pop() {
-            for (key, value) in self.converter.parser.fields(body)?.0 {
-                match value.value {
+        let mut waiting = vec![fields];
+        while let Some(fields) = waiting.pop() {
+            for (key, value) in fields.0 {
+                match &value.value {
                     // Some have those of an inner op as one field.
-                    Value::Dialect { body, .. } => waiting.push(body),
+                    Value::Dialect { .. } | Value::Dictionary(_) => {
+                        waiting.push(self.converter.parser.fields_of(&value, &key)?);
+                    }
                     _ => numbers.push((key.clone(), self.converter.integers_of(&value, &key)?)),
                 }
             }

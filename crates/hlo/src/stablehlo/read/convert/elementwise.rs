@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::super::super::names::{self, COMPARISONS, DIRECTIONS, LARGE_SPLAT};
 use super::super::attribute::{Attribute, Value};
 use super::super::lexer::{Lexer, Span};
-use super::super::literal::{elements, literal, resource};
+use super::super::literal::{DenseBody, elements, literal, resource};
 use super::body::{Body, Site, Sites};
 use super::{Conversion, Converter, Rule};
 use crate::parse::{Result, array, fault};
@@ -141,7 +141,7 @@ fn constant_like(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
 /// A number that the lexer reads, in every place of a shape.
 fn repeated(op: &mut Conversion<'_, '_, '_>, lexer: Lexer<'_>, number: Span, shape: ShapeProto) -> Result<Site> {
     let scalar = array(PrimitiveType::try_from(shape.element_type).unwrap_or_default(), Vec::new());
-    let value = match elements(lexer, number, &scalar)? {
+    let value = match elements(lexer, DenseBody::Text(number), &scalar)? {
         Some(found) => literal(&found, &scalar, &op.converter.parser.memory, op.operation.position)?,
         None => LiteralProto { shape: Some(scalar.clone()), ..LiteralProto::default() },
     };

@@ -139,7 +139,7 @@ pub(super) fn module<'a>(
 ) -> Result<HloModuleProtoWithConfig> {
     let locations = std::mem::take(&mut parser.locations);
     let converter = Converter {
-        frames: Frames::of(&locations, parser.lexer.length()),
+        frames: Frames::of(&locations, parser.size),
         parser,
         rules: RULES.iter().copied().flatten().copied().collect(),
         computations: Vec::new(),

@@ -138,12 +138,17 @@ fn raw_numbers(numbers: &Numbers) -> ConvolutionDimensionNumbers {
 fn convolution(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let attribute = operation.required(&["dimension_numbers", "dim_numbers"])?;
-    // The short form has them outside of brackets of their own.
-    let span = if let Value::Dialect { body, .. } = attribute.value { body } else { attribute.span };
-    let mut lexer = op.converter.parser.lexer.part(span);
-    let numbers = match lexer.eat_word("raw") {
-        true => raw_numbers(&op.numbers_in(Span { start: lexer.here(), end: span.end })?),
-        false => dimension_numbers(lexer)?,
+    let numbers = match &attribute.value {
+        Value::Dictionary(_) => raw_numbers(&op.numbers("dimension_numbers")?),
+        value => {
+            // The short form has them outside of brackets of their own.
+            let span = if let Value::Dialect { body, .. } = value { *body } else { attribute.span };
+            let mut lexer = op.converter.parser.lexer.part(span);
+            match lexer.eat_word("raw") {
+                true => raw_numbers(&op.numbers_in(Span { start: lexer.here(), end: span.end })?),
+                false => dimension_numbers(lexer)?,
+            }
+        }
     };
     let stated = match operation.attributes.get("window") {
         Some(window) => {
