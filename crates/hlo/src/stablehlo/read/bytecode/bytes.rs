@@ -78,6 +78,16 @@ impl<'a> Bytes<'a> {
         Ok(if more >= 7 { rest } else { rest << (7 - more) | u64::from(first >> (more + 1)) })
     }
 
+    /// How many numbers are left.
+    pub(super) fn numbers(&self) -> Result<usize> {
+        let (mut bytes, mut count) = (*self, 0);
+        while !bytes.is_at_end() {
+            bytes.number()?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
     /// A number that says a place in a table or a count.
     pub(super) fn index(&mut self) -> Result<u32> {
         let number = self.number()?;
@@ -103,6 +113,31 @@ impl<'a> Bytes<'a> {
     pub(super) fn signed(&mut self) -> Result<i64> {
         let number = self.number()?;
         Ok((number >> 1) as i64 ^ -((number & 1) as i64))
+    }
+
+    /// A list of which only what is not 0 may be written, each with its place.
+    pub(super) fn sparse(&mut self) -> Result<Vec<i64>> {
+        let (count, is_sparse) = self.flagged()?;
+        if count > self.left() as u64 {
+            return self.fault(format!("expected a list, found {count} items, more than the bytes that are left"));
+        }
+        if !is_sparse {
+            return (0..count).map(|_| self.number().map(|number| number as i64)).collect();
+        }
+        /// What an op has as segments is not more than its operands, and MLIR writes few of many sparsely.
+        const MOST: usize = 256;
+        let width = if count > 0 { self.number()?.min(63) } else { 0 };
+        let mut values = Vec::new();
+        for _ in 0..count {
+            let word = self.number()?;
+            let place = (word & ((1 << width) - 1)) as usize;
+            if place > MOST {
+                return self.fault(format!("expected one of the first {MOST} segments, found number {place}"));
+            }
+            values.resize(values.len().max(place + 1), 0);
+            values[place] = (word >> width) as i64;
+        }
+        Ok(values)
     }
 
     /// A list of signed numbers.

@@ -207,6 +207,18 @@ const BUILTIN_TYPES: &[Encoding] = &[
     Text("tensor<*x%t>"),
     Text("vector<?>"),
     Text("vector<?>"),
+    Text("tf32"),
+    Text("f8E5M2"),
+    Text("f8E4M3"),
+    Text("f8E4M3FN"),
+    Text("f8E5M2FNUZ"),
+    Text("f8E4M3FNUZ"),
+    Text("f8E4M3B11FNUZ"),
+    Text("f8E3M4"),
+    Text("f4E2M1FN"),
+    Text("f6E2M3FN"),
+    Text("f6E3M2FN"),
+    Text("f8E8M0FNU"),
 ];
 
 const VHLO_TYPES: &[Encoding] = &[

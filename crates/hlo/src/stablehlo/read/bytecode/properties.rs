@@ -2,7 +2,8 @@
 
 use super::file::OpName;
 
-/// The names of the properties of an op; a `?` follows one that may be left out. `None` for an op that is not known.
+/// The names of the properties of an op. A `?` follows one that may be left out, a `+` one that older writers do not
+/// know, a `*` the sizes of segments. `None` for an op that is not known.
 pub(super) fn of(op: &OpName<'_>) -> Option<&'static str> {
     let find = |name: &str| TABLE.iter().find(|(op, _)| *op == name).map(|(_, names)| *names);
     let full = format!("{}.{}", op.dialect, op.name);
@@ -163,8 +164,8 @@ const TABLE: &[(&str, &str)] = &[
     ("stablehlo.tanh", "result_accuracy?"),
     ("stablehlo.infeed", "infeed_config? layout?"),
     ("stablehlo.outfeed", "outfeed_config?"),
-    ("stablehlo.send", "channel_handle is_host_transfer? source_target_pairs?"),
-    ("stablehlo.recv", "channel_handle is_host_transfer? source_target_pairs?"),
+    ("stablehlo.send", "channel_handle is_host_transfer? source_target_pairs?+"),
+    ("stablehlo.recv", "channel_handle is_host_transfer? source_target_pairs?+"),
     ("stablehlo.all_gather", "all_gather_dim channel_handle? replica_groups use_global_device_ids?"),
     ("stablehlo.all_reduce", "channel_handle? replica_groups use_global_device_ids?"),
     ("stablehlo.reduce_scatter", "channel_handle? replica_groups scatter_dimension use_global_device_ids?"),
@@ -185,8 +186,8 @@ const TABLE: &[(&str, &str)] = &[
     ),
     ("stablehlo.cholesky", "lower?"),
     ("stablehlo.concatenate", "dimension"),
-    ("stablehlo.collective_broadcast", "channel_handle? has_dynamic_root? replica_groups"),
-    ("stablehlo.collective_reduce", "channel_handle? has_dynamic_root? replica_groups use_global_device_ids?"),
+    ("stablehlo.collective_broadcast", "channel_handle? has_dynamic_root?+ replica_groups"),
+    ("stablehlo.collective_reduce", "channel_handle? has_dynamic_root?+ replica_groups use_global_device_ids?"),
     ("stablehlo.collective_permute", "channel_handle? source_target_pairs"),
     ("stablehlo.composite", "composite_attributes? decomposition name version?"),
     (
@@ -198,7 +199,7 @@ const TABLE: &[(&str, &str)] = &[
     (
         "stablehlo.custom_call",
         "api_version? backend_config? call_target_name called_computations? has_side_effect? operand_layouts? \
-         output_operand_aliases? result_layouts? result_tilings?",
+         output_operand_aliases? result_layouts? result_tilings?+",
     ),
     ("stablehlo.dot", "precision_config?"),
     ("stablehlo.dot_general", "algorithm? dot_dimension_numbers precision_config?"),
@@ -231,8 +232,8 @@ const TABLE: &[(&str, &str)] = &[
     ("chlo.constant_like", "value"),
     ("chlo.broadcast_compare", "broadcast_dimensions? compare_type? comparison_direction"),
     ("chlo.ragged_dot", "precision_config? ragged_dot_dimension_numbers"),
-    ("chlo.top_k", "is_stable? k"),
-    ("chlo.scan", "dimension is_associative? is_reverse? scan_dim_size?"),
+    ("chlo.top_k", "is_stable?+ k"),
+    ("chlo.scan", "dimension is_associative? is_reverse? scan_dim_size? operandSegmentSizes* resultSegmentSizes*"),
     ("sdy.mesh", "mesh sym_name"),
     ("sdy.sharding_constraint", "sharding"),
     ("sdy.reshard", "sharding"),
@@ -250,6 +251,7 @@ const TABLE: &[(&str, &str)] = &[
     ("sdy.reduce_scatter", "out_sharding reduce_scatter_axes reduction_op?"),
     ("sdy.sharded_to_unreduced", "axes out_sharding"),
     ("sdy.replicated_to_unreduced", "axes out_sharding"),
+    ("arith.constant", "value"),
     ("func.func", "arg_attrs? function_type no_inline? res_attrs? sym_name sym_visibility?"),
     ("func.call", "arg_attrs? callee no_inline? res_attrs?"),
     ("builtin.module", "sym_name? sym_visibility?"),

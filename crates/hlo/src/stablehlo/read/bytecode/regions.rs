@@ -316,7 +316,18 @@ impl<'a> Regions<'a, '_, '_> {
                     );
                 };
                 let mut pairs = Pairs::new();
+                let count = bytes.numbers()?;
+                let is_of_today = count >= names.split(' ').count();
                 for name in names.split(' ') {
+                    let name = match name.strip_suffix('+') {
+                        Some(_) if !is_of_today => continue,
+                        Some(name) => name,
+                        None => name,
+                    };
+                    if let Some(name) = name.strip_suffix('*') {
+                        pairs.push((name, self.texts.segments(&mut bytes)?));
+                        continue;
+                    }
                     let (name, index) = match name.strip_suffix('?') {
                         Some(name) => match bytes.flagged()? {
                             (index, true) => (name, u32::try_from(index).unwrap_or(u32::MAX)),

@@ -71,10 +71,10 @@ impl<'a, 'f> Texts<'a, 'f> {
 
     /// Makes an attribute known that an op carries.
     pub(super) fn know(&mut self, index: u32, position: usize) -> Result<()> {
-        let entry = self.attribute_entry(index, position)?;
-        if !matches!(self.attributes.get(index as usize), Some(Known::Nothing)) {
+        if self.attributes.get(index as usize).is_some_and(|known| !matches!(known, Known::Nothing)) {
             return Ok(());
         }
+        let entry = self.attribute_entry(index, position)?;
         match self.elements(entry)? {
             Some(known) => {
                 if let Known::Elements { shape, position, .. } = known {
@@ -89,6 +89,19 @@ impl<'a, 'f> Texts<'a, 'f> {
             }
         }
         Ok(())
+    }
+
+    /// The sizes of segments, as an attribute: the file has none for them.
+    pub(super) fn segments(&mut self, bytes: &mut Bytes<'a>) -> Result<u32> {
+        let sizes = bytes.sparse()?;
+        let start = self.text.len();
+        self.text.push_str("array<i64: ");
+        self.separated(&sizes, ", ");
+        self.text.push('>');
+        self.attributes.push(Known::Text(Span { start, end: self.text.len() }));
+        self.text.push('\n');
+        self.memory.take(self.text.len() - start + size_of::<Known<'_>>(), bytes.here())?;
+        Ok(self.attributes.len() as u32 - 1)
     }
 
     pub(super) fn know_type(&mut self, index: u32, position: usize) -> Result<()> {
@@ -196,10 +209,15 @@ impl<'a, 'f> Texts<'a, 'f> {
             return Ok(());
         };
         let Some(encoding) = encoding(entry.dialect, code) else {
+            // An attribute that is needed is missed by the op that needs it.
+            if what == "attribute" {
+                _ = write!(self.text, "#{}.kind_{code}<>", entry.dialect);
+                return Ok(());
+            }
             return fault(
                 own.here(),
                 format!(
-                    "the dialect {} has an {what} of kind {code}, which is not read; give the module as text",
+                    "the dialect {} has a {what} of kind {code}, which is not read; give the module as text",
                     entry.dialect
                 ),
             );
@@ -245,7 +263,10 @@ impl<'a, 'f> Texts<'a, 'f> {
                 }
                 "d" => {
                     let value = f64::from_bits(bytes.signed()? as u64);
-                    _ = write!(self.text, "{value:e}");
+                    let digits = format!("{value:e}");
+                    // A float has a point in MLIR's text.
+                    let has_point = digits.contains('.');
+                    self.text.push_str(&if has_point { digits } else { digits.replace('e', ".0e") });
                 }
                 "t" => {
                     let index = bytes.index()?;

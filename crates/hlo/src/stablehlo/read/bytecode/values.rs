@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::super::lexer::Span;
 use super::file::File;
-use super::regions::{Encoded, EncodedOperation, EncodedRegion};
+use super::regions::{Encoded, EncodedOperation, EncodedRegion, ValueNumber};
 use super::tree::{is_cast, without_version};
 use crate::parse::{Memory, Result};
 
@@ -17,7 +17,33 @@ pub(super) struct ValueName {
 }
 
 /// The names that are words; a second value of a word has a number behind it.
-const WORDS: [&str; 3] = ["c", "cst", "iterArg"];
+const WORDS: [&str; 12] = [
+    "c",
+    "cst",
+    "iterArg",
+    "output_state",
+    "output",
+    "batch_mean",
+    "batch_var",
+    "grad_operand",
+    "grad_scale",
+    "grad_offset",
+    "values",
+    "indices",
+];
+
+/// The words of constants of integers and of others, and of what a loop carries.
+const INTEGER: usize = 0;
+const OTHER: usize = 1;
+const CARRIED: usize = 2;
+
+/// The ops whose results have words of their own, and those words.
+const NAMED: [(&str, std::ops::Range<usize>); 4] = [
+    ("rng_bit_generator", 3..5),
+    ("batch_norm_training", 4..7),
+    ("batch_norm_grad", 7..10),
+    ("top_k", 10..12),
+];
 
 /// How far the numbers of values have come. Regions beside each other go on from the same place.
 #[derive(Clone, Copy, Default)]
@@ -74,9 +100,17 @@ impl<'n> Names<'n, '_> {
                 continue;
             }
             let Some(first) = self.first_type(operation) else { continue };
+            let own = NAMED.iter().find(|(name, words)| words.len() == results.len() && self.is_named(operation, name));
+            if let Some((_, words)) = own {
+                for (word, value) in words.clone().zip(results) {
+                    let span = self.word(word, numbers);
+                    self.set(value, span, 0);
+                }
+                continue;
+            }
             let span = match self.is_named(operation, "constant") {
                 true => {
-                    let word = usize::from(!is_integer(first));
+                    let word = if is_integer(first) { INTEGER } else { OTHER };
                     self.word(word, numbers)
                 }
                 false => {
@@ -85,9 +119,7 @@ impl<'n> Names<'n, '_> {
                 }
             };
             for (number, value) in results.enumerate() {
-                if let Some(name) = self.names.get_mut(value as usize) {
-                    *name = ValueName { span, number };
-                }
+                self.set(value, span, number);
             }
         }
         for operation in operations.iter().rev() {
@@ -99,7 +131,7 @@ impl<'n> Names<'n, '_> {
     fn arguments(&mut self, region: &EncodedRegion, is_loop: bool, numbers: &mut Numbers) {
         for value in region.arguments.clone() {
             let span = match is_loop {
-                true => self.word(2, numbers),
+                true => self.word(CARRIED, numbers),
                 false => {
                     let start = self.text.len();
                     _ = write!(self.text, "arg{} ", numbers.argument);
@@ -107,9 +139,13 @@ impl<'n> Names<'n, '_> {
                     Span { start, end: self.text.len() - 1 }
                 }
             };
-            if let Some(name) = self.names.get_mut(value as usize) {
-                *name = ValueName { span, number: 0 };
-            }
+            self.set(value, span, 0);
+        }
+    }
+
+    fn set(&mut self, value: ValueNumber, span: Span, number: usize) {
+        if let Some(name) = self.names.get_mut(value as usize) {
+            *name = ValueName { span, number };
         }
     }
 
@@ -137,7 +173,7 @@ impl<'n> Names<'n, '_> {
         self.file
             .names
             .get(operation.name as usize)
-            .is_some_and(|op| matches!(op.dialect, "stablehlo" | "vhlo" | "mhlo") && without_version(op.name) == name)
+            .is_some_and(|op| matches!(op.dialect, "stablehlo" | "vhlo" | "mhlo" | "chlo") && without_version(op.name) == name)
     }
 
     fn word(&mut self, word: usize, numbers: &mut Numbers) -> Span {
