@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use meshloom_analysis::{CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff};
+use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
@@ -31,14 +32,26 @@ struct Answer<'a> {
     diff: &'a ModuleDiff,
 }
 
+/// Gives a program that names no mesh that of the other one, if it is for as many devices: the same groups then have
+/// the same names.
+fn share_mesh(before: &mut Loaded, after: &mut Loaded) {
+    let fits = |mesh: &Mesh, loaded: &Loaded| mesh.device_count() as u64 == loaded.device_count();
+    match (&before.mesh, &after.mesh) {
+        (Some(mesh), None) if fits(mesh, after) => after.mesh = Some(mesh.clone()),
+        (None, Some(mesh)) if fits(mesh, before) => before.mesh = Some(mesh.clone()),
+        _ => {}
+    }
+}
+
 pub fn run(arguments: &Diff, json: bool) -> Result<Outcome> {
-    let before = load_path(&arguments.before, &arguments.reading)?;
+    let mut before = load_path(&arguments.before, &arguments.reading)?;
     let mut reading: Reading = arguments.reading.clone();
     reading.config_set.extend(arguments.set_after.iter().cloned());
-    let after = load_path(&arguments.after, &reading)?;
+    let mut after = load_path(&arguments.after, &reading)?;
     if !arguments.set_after.is_empty() && after.run.is_none() {
         bail!("--set-after is for run configs, and {} is {}", after.name, after.form);
     }
+    share_mesh(&mut before, &mut after);
     let (found_before, found_after) = (collectives::of(&before), collectives::of(&after));
     let changes = diff((&before.module, &found_before), (&after.module, &found_after));
     let figures = figures(&before, &after)?;

@@ -270,7 +270,7 @@ impl<'t> Tree<'t, '_> {
     }
 
     /// The op that a reduction applies, if its region has nothing else.
-    fn applied(&self, operation: &Operation<'t>, encoded: &EncodedOperation) -> Option<&'t str> {
+    fn applied(&mut self, operation: &Operation<'t>, encoded: &EncodedOperation) -> Option<&'t str> {
         let ("stablehlo.reduce", [region]) = (operation.name.as_ref(), encoded.regions.as_slice()) else { return None };
         let [inner, last] = region.operations.as_slice() else { return None };
         let op = self.file.names.get(inner.name as usize)?;
@@ -281,10 +281,14 @@ impl<'t> Tree<'t, '_> {
         let is_forwarded =
             operands(inner)? == all(region.arguments.clone()) && operands(last)? == all(inner.results.clone());
         let kind = |value: &ValueNumber| self.encoded.types.get(*value as usize);
-        let first = kind(operands(inner)?.first()?)?;
+        let first = *kind(operands(inner)?.first()?)?;
+        let reduced = *kind(operands(encoded)?.first()?)?;
         let mut values = region.arguments.clone().chain(inner.results.clone());
         let is_plain =
-            is_known && inner.regions.is_empty() && is_forwarded && values.all(|value| kind(&value) == Some(first));
+            is_known && inner.regions.is_empty() && is_forwarded && values.all(|value| kind(&value) == Some(&first));
+        // A reducer of other elements than the operand has is written in full.
+        let [first, reduced] = [first, reduced].map(|kind| self.shape(kind, operation.position));
+        let is_plain = is_plain && first.ok()?.element_type == reduced.ok()?.element_type;
         is_plain.then(|| self.names.get(inner.name as usize).map(|span| self.parser.lexer.slice(*span)))?
     }
 }

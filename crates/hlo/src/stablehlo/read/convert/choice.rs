@@ -1,6 +1,8 @@
 //! The function that the program is, among those of a text. Modules may be in modules, each with functions of its own.
 
-use super::super::attribute::{Attributes, Value};
+use rustc_hash::FxHashSet;
+
+use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::operation::Operation;
 use crate::parse::{Result, fault};
 use crate::suggest::did_you_mean;
@@ -45,8 +47,8 @@ pub(super) fn is_function(operation: &Operation<'_>) -> bool {
     operation.name == "func.func" && !operation.regions.is_empty()
 }
 
-/// The function that `name` says; else the only @main, or that of the outermost module; else the only public one, or
-/// the only one.
+/// The function that `name` says; else the only @main, or that of the outermost module; else the only public one, the
+/// only public one that no other function uses, or the only one.
 pub(super) fn choose<'a, 'o>(operations: &'o [Operation<'a>], name: Option<&str>) -> Result<Chosen<'a, 'o>> {
     let scopes = scopes(operations);
     let has_function = |scope: &&ModuleScope<'a, 'o>| scope.operations.iter().any(is_function);
@@ -72,6 +74,7 @@ pub(super) fn choose<'a, 'o>(operations: &'o [Operation<'a>], name: Option<&str>
         (None, [first, ..], ..) if first.scope == 0 => Some(*first),
         (None, [], [only], _) => Some(*only),
         (None, [], [], [only]) => Some(only),
+        (None, [], [_, _, ..], _) => only_unused(&all, &public),
         _ => None,
     };
     let Some(&Function { scope: number, operation: entry, .. }) = found else {
@@ -80,6 +83,37 @@ pub(super) fn choose<'a, 'o>(operations: &'o [Operation<'a>], name: Option<&str>
     };
     let around = if number == 0 { &[] } else { scopes[0].operations };
     Ok(Chosen { entry, scope: scopes[number], around })
+}
+
+/// The only public function that no other function uses.
+fn only_unused<'f, 'a, 'o>(
+    all: &'f [Function<'a, 'o>],
+    public: &[&'f Function<'a, 'o>],
+) -> Option<&'f Function<'a, 'o>> {
+    let mut used = FxHashSet::default();
+    for function in all {
+        let mut symbols = Vec::new();
+        used_symbols(function.operation, &mut symbols);
+        used.extend(symbols.into_iter().filter(|symbol| *symbol != function.name));
+    }
+    let mut unused = public.iter().filter(|function| !used.contains(function.name));
+    unused.next().filter(|_| unused.next().is_none()).copied()
+}
+
+/// Appends the symbols in the attributes of an op and of those in its regions.
+fn used_symbols<'o>(operation: &'o Operation<'_>, found: &mut Vec<&'o str>) {
+    let symbol = |attribute: &'o Attribute<'_>| match &attribute.value {
+        Value::Symbol(symbol) => Some(symbol.as_str()),
+        _ => None,
+    };
+    for (_, attribute) in operation.attributes.0.iter().filter(|(name, _)| name != "sym_name") {
+        match &attribute.value {
+            Value::List(items) => found.extend(items.iter().filter_map(symbol)),
+            _ => found.extend(symbol(attribute)),
+        }
+    }
+    let inner = operation.regions.iter().flat_map(|region| &region.operations);
+    inner.for_each(|operation| used_symbols(operation, found));
 }
 
 /// The modules of a text, the outermost first. A text may have functions without a module around them.
