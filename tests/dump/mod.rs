@@ -4,6 +4,7 @@ mod answers;
 mod bisect;
 mod command;
 mod commands;
+mod corpus;
 mod lock;
 mod options;
 mod portable;
