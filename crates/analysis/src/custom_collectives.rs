@@ -20,7 +20,7 @@ use meshloom_hlo::{CollectiveConfig, CollectiveKind};
 
 /// Beginnings of the names of custom calls that stay on their device: solvers, products, sorting, calls of the host,
 /// and what XLA writes for itself.
-const SILENT: &[&str] = &[
+pub(super) const SILENT: &[&str] = &[
     "__cub",
     "__cudnn",
     "__custom_fft",
