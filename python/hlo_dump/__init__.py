@@ -162,7 +162,14 @@ def diff(before: Program, after: Program, *, mesh: Mesh = None) -> Diff:
         return Diff("diff", given, options, answer("diff", given, options), text)
 
 
-def report(x: Program, path: str | PathLike[str], *, mesh: Mesh = None, chip: str | None = None) -> None:
+def report(
+    x: Program,
+    path: str | PathLike[str],
+    *,
+    mesh: Mesh = None,
+    chip: str | None = None,
+    redact: bool | str = False,
+) -> None:
     """Writes everything on one HTML page that needs no network.
 
     Args:
@@ -170,6 +177,7 @@ def report(x: Program, path: str | PathLike[str], *, mesh: Mesh = None, chip: st
         path: the page.
         mesh: the mesh axes, if the program does not name them.
         chip: the chip of the estimated times.
+        redact: pseudonyms in place of names of tensors, scopes and files: by number, or by this key.
 
     Raises:
         HloDumpError: the program cannot be read, or the page cannot be written.
@@ -181,7 +189,9 @@ def report(x: Program, path: str | PathLike[str], *, mesh: Mesh = None, chip: st
     >>> os.path.exists(page)
     True
     """
-    run("report", to_input(x), [*mesh_option(mesh), *_flags(chip=chip), "--output", fspath(path)])
+    # The key is joined to the option, which may also stand alone.
+    hidden = [f"--redact={redact}"] if isinstance(redact, str) else ["--redact"] * redact
+    run("report", to_input(x), [*mesh_option(mesh), *_flags(chip=chip), *hidden, "--output", fspath(path)])
 
 
 def check(

@@ -153,6 +153,14 @@ class Answers(unittest.TestCase):
         self.assertEqual(len(broken.violations), 2)
         self.assertIn("too many", str(broken))
 
+    def test_a_page_without_names(self):
+        secret = EXAMPLE.replace("step", "zebra").replace("%sum", "%zebra.1")
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder, "page.html")
+            for redact, is_there in [(False, True), (True, False), ("key", False)]:
+                hlo_dump.report(secret, page, redact=redact)
+                self.assertEqual("zebra" in page.read_text(encoding="utf-8"), is_there)
+
     def test_assertions(self):
         hlo_dump.assert_collectives(EXAMPLE, {"all-reduce": {"data": 1}}, mesh=MESH, max_bytes_over={"data": 1024})
         with self.assertRaisesRegex(AssertionError, "max-bytes-over data=1000 B: .* too many"):

@@ -43,7 +43,7 @@ fn walk(
             continue;
         }
         let mut found: SmallVec<[Option<Value>; 2]> = SmallVec::from_elem(None, node.results().len());
-        let operands: Values = node.operands().iter().map(|&value| map.get(value)).collect();
+        let operands = map.operands(node);
         let outer = builder.origin();
         if let Some(primitive) = node.op().as_primitive() {
             let results = builder.copy_node(graph, node, &mut map);

@@ -165,7 +165,7 @@ impl GraphBuilder {
 
     /// As [`GraphBuilder::copy_node`], with another op of the same type.
     pub(crate) fn copy_node_as(&mut self, source: &Graph, node: NodeRef<'_>, op: Op, map: &mut ValueMap) -> Values {
-        let operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
+        let operands = map.operands(node);
         let (origin, types) =
             (node.origin().copied_in(self.origin.phase), node.results().map(|value| source.ty(value).clone()));
         let results = self.push_from(origin, op, &operands, types);
@@ -250,6 +250,11 @@ impl ValueMap {
     #[inline]
     pub(crate) fn get(&self, value: Value) -> Value {
         Value(self.0[value.index()])
+    }
+
+    /// The values that a node's operands are mapped to.
+    pub(crate) fn operands(&self, node: NodeRef<'_>) -> Values {
+        node.operands().iter().map(|&value| self.get(value)).collect()
     }
 
     /// The value that `value` is mapped to, if it has been set.

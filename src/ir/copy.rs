@@ -52,7 +52,7 @@ impl<'g> GraphCopy<'g> {
 
     /// The values in the copy that a node of the source reads.
     pub(crate) fn operands(&self, node: NodeRef<'_>) -> Values {
-        node.operands().iter().map(|&value| self.map.get(value)).collect()
+        self.map.operands(node)
     }
 
     /// Writes a graph in the place of a node.

@@ -289,7 +289,7 @@ impl Rewriter {
         map: &ValueMap,
     ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let op = node.op().try_map_regions(|_, body| self.body(body))?;
-        let mut operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
+        let mut operands = map.operands(node);
         // A loop runs over the true elements.
         for index in node.op().edges().iter().filter(|edge| edge.sliced).filter_map(Edge::operand) {
             let operand = node.operands()[index];

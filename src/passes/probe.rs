@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::ir::{DType, Graph, GraphCopy, Node, NodeRef, OpError, PortInfo, TensorType, Value, Values};
+use crate::ir::{DType, Graph, GraphCopy, Node, NodeRef, OpError, PortInfo, TensorType, Value};
 use crate::ops::{Compare, Convert, Direction, Op, Reduce, ReduceKind, Select, Splat, Unary, UnaryKind};
 
 /// All numbers of a value are finite.
@@ -145,7 +145,7 @@ fn node_with_judged(
     if let Some(error) = failed {
         return Err(error);
     }
-    let operands: Values = node.operands().iter().map(|&operand| copy.map.get(operand)).collect();
+    let operands = copy.operands(node);
     let results = copy.builder.push(op.unwrap_or_else(|| node.op().clone()), &operands)?;
     for (old, &new) in node.results().zip(&results) {
         copy.map.set(old, new);

@@ -10,6 +10,7 @@ mod options;
 mod portable;
 mod process;
 mod quoted;
+mod redact;
 mod report;
 mod traffic;
 mod units;

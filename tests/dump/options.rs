@@ -315,6 +315,7 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("", "--json", &["man", "--json"], Refused("this command prints no table")),
     ("", "--color", &["memory", TEXT, "--color", "red"], Refused("invalid value 'red'")),
     ("", "--units", &["memory", TEXT, "--units", "feet"], Refused("invalid value 'feet'")),
+    ("", "--redact", &["memory", CONFIG, "--redact"], Refused("--redact is for HLO, and this is a run config")),
     ("", "--max-size", &["memory", TEXT, "--max-size", "many"], Refused("invalid value 'many'")),
     ("", "--max-depth", &["memory", TEXT, "--max-depth", "deep"], Refused("invalid value 'deep'")),
 ];
@@ -360,7 +361,7 @@ fn rows() -> Vec<(String, String, Vec<&'static str>, Told)> {
 #[test]
 fn no_option_is_without_an_answer() {
     // Options of every command are completed for each of them too, and those of `collectives` for its other name.
-    let everywhere = ["--json", "--color", "--units", "--max-size", "--max-depth"];
+    let everywhere = ["--json", "--color", "--units", "--redact", "--max-size", "--max-depth"];
     let there_are: BTreeSet<(String, String)> = options()
         .into_iter()
         .filter(|(command, _)| command != "comms")

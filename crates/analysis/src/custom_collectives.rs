@@ -14,16 +14,13 @@
 
 use super::communication::Communication;
 use super::index::attribute;
-use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::HloInstructionProto;
-
-/// The frontend attribute that describes an asynchronous collective of JAX.
-const CONFIG: &str = "async_collective_config";
+use meshloom_hlo::{CollectiveConfig, CollectiveKind};
 
 /// Beginnings of the names of custom calls that stay on their device: solvers, products, sorting, calls of the host,
 /// and what XLA writes for itself.
-const SILENT: &[&str] = &[
+pub(super) const SILENT: &[&str] = &[
     "__cub",
     "__cudnn",
     "__custom_fft",
@@ -112,23 +109,37 @@ impl CallDevices {
             return None;
         }
         let (kind, _) = communication_of_call(instruction)?;
-        let config = attribute(instruction, CONFIG).map_or(instruction.backend_config.as_slice(), str::as_bytes);
-        let config = std::str::from_utf8(config).unwrap_or_default();
-        let stated = |key: &str| value_of(config, key).and_then(rows);
+        let config = config(instruction).unwrap_or_default();
+        let device = |device: i64| u64::try_from(device).ok();
         if kind == Communication::Collective(CollectiveKind::CollectivePermute) {
-            let pairs = stated("permutation").or_else(|| stated("source_target_pairs")).unwrap_or_default();
-            let pairs = pairs.iter().filter_map(|pair| Some((*pair.first()?, *pair.get(1)?))).collect();
+            let pair = |(from, to)| device(from).zip(device(to));
+            let pairs = config.pairs().into_iter().filter_map(pair).collect();
             return Some(CallDevices { groups: DeviceGroups::One, pairs });
         }
-        let groups = stated("replica_groups").map_or(DeviceGroups::Unreadable, DeviceGroups::Lists);
+        let list = |group: Vec<i64>| group.into_iter().map(device).collect::<Option<Vec<u64>>>();
+        let lists = config.groups().and_then(|groups| groups.into_iter().map(list).collect());
+        let groups = lists.map_or(DeviceGroups::Unreadable, DeviceGroups::Lists);
         Some(CallDevices { groups, pairs: Vec::new() })
     }
+}
+
+/// Returns what a custom call states of the collective that it stands for.
+pub(super) fn config(call: &HloInstructionProto) -> Option<CollectiveConfig> {
+    let config = attribute(call, CollectiveConfig::ATTRIBUTE).map_or(call.backend_config.as_slice(), str::as_bytes);
+    CollectiveConfig::read(std::str::from_utf8(config).ok()?)
 }
 
 /// Whether a custom call is a collective, or the second half of one.
 pub(super) fn is_collective(call: &HloInstructionProto) -> bool {
     let is_done = || call.custom_call_target.strip_suffix("-done").and_then(Communication::named).is_some();
     communication_of_call(call).is_some() || is_done()
+}
+
+/// Returns the words of a kernel's configuration by which it communicates.
+pub(super) fn words_said(call: &HloInstructionProto) -> impl Iterator<Item = &'static str> {
+    let kernel = KERNELS.iter().find(|(name, _)| call.custom_call_target.starts_with(name));
+    let says = |word: &&str| call.backend_config.windows(word.len()).any(|part| part == word.as_bytes());
+    kernel.into_iter().flat_map(|(_, words)| *words).copied().filter(says)
 }
 
 /// Whether a custom call may communicate in a way that nothing states.
@@ -138,53 +149,7 @@ pub(super) fn may_communicate(instruction: &HloInstructionProto) -> bool {
         return false;
     }
     match KERNELS.iter().find(|(name, _)| target.starts_with(name)) {
-        Some((_, words)) => {
-            let says = |word: &&str| instruction.backend_config.windows(word.len()).any(|part| part == word.as_bytes());
-            words.iter().any(says)
-        }
+        Some(_) => words_said(instruction).next().is_some(),
         None => !matches!(target, "Pin" | "Unpin") && !SILENT.iter().any(|name| target.starts_with(name)),
     }
-}
-
-/// Returns what follows a key, in JSON (`"key": value`) or in a dictionary of MLIR (`key = value`).
-fn value_of<'t>(config: &'t str, key: &str) -> Option<&'t str> {
-    let at = config.find(key)? + key.len();
-    Some(config.get(at..)?.trim_start_matches(['"', '\\', ' ', ':', '=']))
-}
-
-/// Returns the rows of `[[0, 1], [2, 3]]` or of `dense<...> : tensor<2x2xi64>`, where `...` may also be one number or
-/// the bytes of all in hexadecimal.
-fn rows(text: &str) -> Option<Vec<Vec<u64>>> {
-    let Some(dense) = text.strip_prefix("dense<") else { return lists(text) };
-    let (values, rest) = dense.split_once('>')?;
-    if values.starts_with('[') {
-        return lists(values);
-    }
-    let shape = rest.split_once("tensor<")?.1.split_once('>')?.0;
-    let columns: usize = shape.split('x').nth(1)?.parse().ok()?;
-    let numbers: Vec<u64> = match values.trim_matches('"').strip_prefix("0x") {
-        Some(bytes) => bytes.as_bytes().chunks_exact(16).map(little_endian).collect::<Option<_>>()?,
-        // A splat of several would name a device twice.
-        None => vec![values.trim().parse().ok()?],
-    };
-    (columns > 0 && numbers.len().is_multiple_of(columns))
-        .then(|| numbers.chunks(columns).map(<[u64]>::to_vec).collect())
-}
-
-/// Returns the number whose bytes are written in hexadecimal, the lowest first.
-fn little_endian(digits: &[u8]) -> Option<u64> {
-    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok().map(u64::swap_bytes)
-}
-
-/// Returns the inner lists of `[[0, 1], [2, 3]]`. Groups of several sizes are filled up with -1, which is no device.
-fn lists(text: &str) -> Option<Vec<Vec<u64>>> {
-    let mut rest = text.strip_prefix('[')?.trim_start();
-    let mut found = Vec::new();
-    while let Some(inner) = rest.strip_prefix('[') {
-        let (numbers, after) = inner.split_once(']')?;
-        let numbers = numbers.split(',').map(str::trim).filter(|number| !number.is_empty() && *number != "-1");
-        found.push(numbers.map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()?);
-        rest = after.trim_start_matches([',', ' ']);
-    }
-    rest.starts_with(']').then_some(found)
 }

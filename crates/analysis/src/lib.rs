@@ -28,6 +28,7 @@ mod host_transfers;
 pub mod overlap;
 pub mod partitioning;
 pub mod pipelines;
+pub mod redact;
 pub mod scopes;
 pub mod shardings;
 pub mod shrink;
@@ -63,6 +64,7 @@ pub use memory::{
 pub use overlap::{CollectiveOverlap, Hidden, ModuleOverlap, OverlapError, overlap};
 pub use partitioning::{Partitioning, has_local_shapes};
 pub use pipelines::{Pipeline, PipelineLoop, pipelines};
+pub use redact::Redaction;
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, shardings};
 pub use traffic::{StepTraffic, Traffic, counter_names, step_inputs, traffic};

@@ -44,7 +44,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use hlo_dump::{Caller, Outcome, Ran};
+use hlo_dump::Outcome;
 use meshloom::pjrt::end_process;
 
 use arguments::{Arguments, Command};
@@ -135,16 +135,6 @@ fn printed(common: &hlo_dump::arguments::Common, command: impl FnOnce(bool) -> R
         0 => Ok(()),
         status => Err(Failure::Printed(status)),
     }
-}
-
-/// Runs a command line without the program's name as [`hlo_dump::run`] does: what `plan`, `compile`, `bisect` and
-/// `doctor` print goes into memory.
-pub fn run_in_memory<A: Into<OsString>>(words: impl IntoIterator<Item = A>, caller: Caller) -> Ran {
-    let words: Vec<OsString> = std::iter::once("meshloom".into()).chain(words.into_iter().map(Into::into)).collect();
-    hlo_dump::within(caller, || match parse(words.clone()) {
-        Ok(_) => run(words, ELSEWHERE).map_or_else(|failure| failure.exit_code(), |()| 0),
-        Err(error) => hlo_dump::print_usage(&error),
-    })
 }
 
 /// A run that was ended before its last step, alike on all its processes, after its state was saved.

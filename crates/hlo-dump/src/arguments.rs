@@ -38,6 +38,20 @@ pub struct Common {
     /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
     #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
     pub units: Option<Units>,
+    /// Puts pseudonyms in place of the names of tensors, scopes, functions and files; with KEY, the same ones in every
+    /// program
+    #[arg(
+        long,
+        global = true,
+        value_name = "KEY",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        env = "MESHLOOM_REDACT",
+        hide_env_values = true,
+        help_heading = "Printing"
+    )]
+    pub redact: Option<String>,
     /// The most bytes of an input, plain, decompressed or decoded; by default 2 GiB, 256 MiB decompressed, and decoded
     /// 20 times its size
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes, env = "MESHLOOM_MAX_SIZE", help_heading = "Reading")]

@@ -13,7 +13,7 @@ use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::lock::TrafficLock;
 use crate::output::{self, BAD, GOOD, line, paint};
-use crate::{memory, overlap, replication};
+use crate::{memory, overlap, replication, source};
 
 #[cfg(feature = "configs")]
 use crate::ahead::ahead;
@@ -91,7 +91,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     if let Some(path) = &arguments.lock {
         let [worse, better] = TrafficLock::read(path)?.compare(&TrafficLock::of(&loaded, &found)?)?;
         checks.push(Verdict {
-            limit: format!("--lock {}", path.display()),
+            limit: format!("--lock {}", source::name(path)),
             passed: worse.is_empty(),
             violations: worse,
         });

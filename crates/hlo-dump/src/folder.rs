@@ -11,6 +11,7 @@ use meshloom_hlo::Stage;
 use meshloom_hlo::suggest::did_you_mean;
 
 use crate::arguments::Reading;
+use crate::source;
 
 pub struct Chosen {
     pub file: PathBuf,
@@ -41,8 +42,9 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
     };
     if reading.module.is_none() && modules.len() > 1 {
         crate::output::note(&format!(
-            "of {} modules this is the largest, {name}; --module chooses another",
-            modules.len()
+            "of {} modules this is the largest, {}; --module chooses another",
+            modules.len(),
+            source::shown(name)
         ));
     }
     if let Some(stage @ (Stage::Transformed | Stage::Differentiated)) = reading.stage {
@@ -78,7 +80,8 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
         points.dedup();
         if points.len() > 1 {
             let count = points.len();
-            crate::output::note(&format!("--pass {pass}: of {count} files this is the last, {}", last.point));
+            let last = source::shown(&last.point);
+            crate::output::note(&format!("--pass {pass}: of {count} files this is the last, {last}"));
         }
     }
     let first = at_stage(dumps, Stage::Traced).into_iter().next().filter(|first| first.point != last.point);

@@ -162,10 +162,29 @@ pub fn load(input: &Input) -> Result<Loaded> {
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
     let name = source::name(path);
-    load_named(path, &name, reading).map_err(|error| match error.to_string().starts_with(&format!("{name}:")) {
-        true => error,
-        false => error.context(name),
-    })
+    let loaded = load_named(path, &name, reading).map_err(|error| in_input(error, &name))?;
+    if loaded.run.is_some() && streams::is_redacting() {
+        bail!(
+            "{name}: --redact is for HLO, and this is a run config; `hlo-dump show CONFIG --emit proto --output FILE` \
+             writes its HLO"
+        );
+    }
+    Ok(loaded)
+}
+
+/// Returns the error of loading an input, with the input's name before it. If names are secret it says no more than
+/// where it is: it may quote the input.
+pub fn in_input(error: anyhow::Error, name: &str) -> anyhow::Error {
+    if !streams::is_redacting() {
+        let is_named = error.to_string().starts_with(&format!("{name}:"));
+        return if is_named { error } else { error.context(name.to_owned()) };
+    }
+    let text = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(ReadError::Text(error)) => Some(format!(" (line {}, column {})", error.line, error.column)),
+        _ => None,
+    });
+    let place = text.unwrap_or_default();
+    anyhow!("{name}: it cannot be loaded{place}; the reason may have names in it, so it is told without --redact only")
 }
 
 fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
@@ -200,7 +219,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
 }
 
 /// Returns the program of a profile: the one that is asked for, or the one that took most of the time.
-fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> {
+fn from_profile(mut space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> {
     let programs = space.programs();
     let names = || programs.iter().map(|program| program.name).collect::<Vec<_>>().join(", ");
     let base = |program: &ProfiledProgram<'_>| program.name.split('(').next().unwrap_or_default().to_owned();
@@ -232,12 +251,14 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
     let id = program.id;
     let reading = Reading { module: None, ..reading.clone() };
     let loaded = from_hlo(found, name, &reading, || Ok(None))?;
+    streams::redacted(|redaction| redaction.profile(&mut space));
     Ok(Loaded { form: "program of a profile", profile: Some(Profile { space, program: Some(id) }), ..loaded })
 }
 
 pub fn load_profile(path: &Path) -> Result<Profile> {
     let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?, &streams::limits())?) };
-    let space = read().with_context(|| path.display().to_string())?;
+    let mut space = read().with_context(|| source::name(path))?;
+    streams::redacted(|redaction| redaction.profile(&mut space));
     Ok(Profile { space, program: None })
 }
 
@@ -268,7 +289,7 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
 fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let chosen = folder::choose(path, reading)?;
     let bytes = read_all(&chosen.file)?;
-    let name = chosen.file.display().to_string();
+    let name = source::name(&chosen.file);
     let waiting = busy(&name, bytes.len());
     let function = reading.function.as_deref();
     let found = read::read_function(&bytes, &streams::limits(), function).with_context(|| name.clone());
@@ -280,7 +301,8 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
         // The buffers refer to instructions by the proto's ids.
         (Ok(found), Some(beside)) => read::ReadModule { form: found.form, config: found.config, ..beside },
         (Err(error), Some(beside)) => {
-            note(&format!("the proto beside it is read instead: {error:#}"));
+            let why = streams::redacted(|_| "the text cannot be read".to_owned()).unwrap_or(format!("{error:#}"));
+            note(&format!("the proto beside it is read instead: {why}"));
             beside
         }
         (found, None) => found?,
@@ -315,9 +337,15 @@ fn from_hlo(
     if !reading.set.is_empty() {
         bail!("--set is for run configs, and this is {}", found.form.name());
     }
-    let read::ReadModule { module, config, buffers, form, passed_over } = found;
+    let read::ReadModule { mut module, mut config, mut buffers, form, passed_over } = found;
+    let is_redacted = streams::redacted(|redaction| {
+        redaction.module(&mut module);
+        config.iter_mut().for_each(|config| redaction.config(config));
+        buffers.iter_mut().for_each(|buffers| redaction.buffers(buffers));
+    });
     if !passed_over.is_empty() {
-        note(&format!("passed over, as not known here: {passed_over}"));
+        let parts = is_redacted.map(|()| plural(passed_over.count() as u64, "part"));
+        note(&format!("passed over, as not known here: {}", parts.unwrap_or_else(|| passed_over.to_string())));
     }
     let devices = device_count(&module, config.as_ref());
     let count = devices.replicas.saturating_mul(devices.partitions);

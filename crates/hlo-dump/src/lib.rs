@@ -170,6 +170,7 @@ pub fn print_usage(error: &clap::Error) -> u8 {
 pub fn execute(common: &Common, command: impl FnOnce(bool) -> Result<Outcome>) -> u8 {
     output::configure(common.color, common.units);
     streams::set_limits(common.max_size, common.max_depth);
+    streams::set_redaction(common.redact.as_deref());
     match command(common.json) {
         Ok(Outcome::Done) => 0,
         Ok(Outcome::Found) => 1,

@@ -7,19 +7,25 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use meshloom_analysis::{ModuleCollective, ModuleCollectives};
+use meshloom_analysis::{ModuleCollective, ModuleCollectives, Redaction};
 use serde::{Serialize, Serializer};
 
 use crate::arguments;
 use crate::collectives::{self, axes_of, scope_of};
 use crate::input::{Loaded, load};
-use crate::{memory, output};
+use crate::{memory, output, source, streams};
 
 const FIRST_LINE: &str = "# hlo-dump lock 1";
+
+/// Begins the line of a lock whose names are pseudonyms, and says of which kind.
+const REDACTED: &str = "# redacted ";
 
 /// The traffic and memory of a program.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct TrafficLock {
+    /// The kind of pseudonyms in place of names, if there are any.
+    #[serde(skip)]
+    redacted: Option<String>,
     #[serde(skip)]
     devices: u64,
     /// `-` if no mesh is known.
@@ -94,6 +100,7 @@ impl TrafficLock {
             (origin, sent)
         };
         Ok(TrafficLock {
+            redacted: streams::redacted(|redaction| redaction.kind()),
             devices: loaded.device_count(),
             mesh: loaded.mesh.as_ref().map_or("-".to_owned(), ToString::to_string),
             peak: memory::most(loaded)?.0,
@@ -103,7 +110,9 @@ impl TrafficLock {
 
     /// The file.
     fn text(&self) -> String {
-        let mut text = format!("{FIRST_LINE}\ndevices\t{}\nmesh\t{}\npeak\t{}\n", self.devices, self.mesh, self.peak);
+        let redacted = self.redacted.as_ref().map(|kind| format!("{REDACTED}{kind}\n")).unwrap_or_default();
+        let mut text =
+            format!("{FIRST_LINE}\n{redacted}devices\t{}\nmesh\t{}\npeak\t{}\n", self.devices, self.mesh, self.peak);
         for (Origin { kind, axes, scope, function }, sent) in &self.collectives {
             let [executions, bytes] =
                 [sent.executions, sent.moved_bytes].map(|it| it.map_or("?".to_owned(), |it| it.to_string()));
@@ -115,19 +124,35 @@ impl TrafficLock {
 
     /// Reads a file that [`TrafficLock::text`] wrote.
     pub fn read(path: &Path) -> Result<TrafficLock> {
-        let name = path.display();
+        let name = source::name(path);
         let text = std::fs::read_to_string(path).with_context(|| format!("--lock: cannot read {name}"))?;
         let mut lines = text.lines().zip(1usize..);
         if lines.next().is_none_or(|(line, _)| line.trim_end() != FIRST_LINE) {
             bail!("--lock {name}: the first line is not \"{FIRST_LINE}\"; `hlo-dump lock INPUT -o FILE` writes one");
         }
-        let mut lock = TrafficLock { devices: 0, mesh: String::new(), peak: 0, collectives: BTreeMap::new() };
+        let redacted = text.lines().find_map(|line| line.strip_prefix(REDACTED)).map(|kind| kind.trim_end().to_owned());
+        let collectives = BTreeMap::new();
+        let mut lock = TrafficLock { redacted, devices: 0, mesh: String::new(), peak: 0, collectives };
         for (line, number) in lines.filter(|(line, _)| !line.trim().is_empty() && !line.starts_with('#')) {
             lock.add(line).ok_or_else(|| {
+                let line = source::shown(line);
                 anyhow!("--lock {name}:{number}: this is no line of a lock: {line:?}; write the file anew with `hlo-dump lock`")
             })?;
         }
+        if lock.redacted.is_none() {
+            streams::redacted(|redaction| lock.redact(redaction));
+        }
         Ok(lock)
+    }
+
+    /// Takes the names out of a lock that was written with them.
+    fn redact(&mut self, redaction: &mut Redaction) {
+        self.redacted = Some(redaction.kind());
+        let named = std::mem::take(&mut self.collectives).into_iter().map(|(origin, sent)| {
+            let (scope, function) = (redaction.text(&origin.scope), redaction.text(&origin.function));
+            (Origin { scope, function, ..origin }, sent)
+        });
+        self.collectives = named.collect();
     }
 
     /// Takes a line; nothing if it is none.
@@ -150,8 +175,19 @@ impl TrafficLock {
     /// Returns sentences about what got worse, and about what got better, in a program whose lock is `after`.
     ///
     /// # Errors
-    /// The locks are of other devices, so that they cannot be compared.
+    /// The locks are of other devices, or name things otherwise, so that they cannot be compared.
     pub fn compare(&self, after: &TrafficLock) -> Result<[Vec<String>; 2]> {
+        if self.redacted != after.redacted {
+            let kind = |lock: &TrafficLock| match &lock.redacted {
+                Some(kind) => format!("pseudonyms {kind}"),
+                None => "names as they are".to_owned(),
+            };
+            bail!(
+                "the lock has {}, and the program {}; give --redact=KEY as it was given when the lock was written",
+                kind(self),
+                kind(after)
+            );
+        }
         if (&self.devices, &self.mesh) != (&after.devices, &after.mesh) {
             bail!(
                 "the lock is of {} devices, mesh {}, and the program of {}, mesh {}; write it anew, or name the mesh as \

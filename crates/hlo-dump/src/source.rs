@@ -10,9 +10,14 @@ use crate::streams;
 
 pub const STANDARD_INPUT: &str = "standard input";
 
-/// Returns the name that messages give a path.
+/// Returns the name that messages give the path of an input.
 pub fn name(path: &Path) -> String {
-    if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() }
+    if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { shown(&path.display().to_string()) }
+}
+
+/// Returns a name, or its pseudonym if names are secret.
+pub fn shown(name: &str) -> String {
+    streams::redacted(|redaction| redaction.text(name)).unwrap_or_else(|| name.to_owned())
 }
 
 /// Reads a file, or the standard input: at most the limit and one more byte, which shows that more follow.

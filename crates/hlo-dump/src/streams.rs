@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use anstream::{AutoStream, ColorChoice};
 
+use meshloom_analysis::Redaction;
 use meshloom_hlo::message::shown;
 use meshloom_hlo::read::Limits;
 
@@ -52,6 +53,8 @@ struct Streams {
     max_size: Option<u64>,
     /// The depth to which computations may call each other, if the user states it.
     max_depth: Option<usize>,
+    /// The pseudonyms, if names are secret.
+    redaction: Option<Redaction>,
 }
 
 enum StreamsOf {
@@ -68,7 +71,14 @@ struct MemoryStreams {
 
 impl Streams {
     const fn of(place: StreamsOf) -> Streams {
-        Streams { place, color: ColorChoice::Auto, units: Units::Both, max_size: None, max_depth: None }
+        Streams {
+            place,
+            color: ColorChoice::Auto,
+            units: Units::Both,
+            max_size: None,
+            max_depth: None,
+            redaction: None,
+        }
     }
 }
 
@@ -125,6 +135,22 @@ pub fn limits() -> Limits {
 
 pub fn set_limits(max_size: Option<u64>, max_depth: Option<usize>) {
     STREAMS.with_borrow_mut(|streams| (streams.max_size, streams.max_depth) = (max_size, max_depth));
+}
+
+/// Has names redacted, by a key if it is not empty; or not, where there is none.
+pub fn set_redaction(key: Option<&str>) {
+    let redaction = key.map(|key| Redaction::new(Some(key).filter(|key| !key.is_empty())));
+    STREAMS.with_borrow_mut(|streams| streams.redaction = redaction);
+}
+
+/// Whether names are secret.
+pub fn is_redacting() -> bool {
+    redacted(|_| ()).is_some()
+}
+
+/// Returns what is made with the pseudonyms, if names are secret.
+pub fn redacted<T>(make: impl FnOnce(&mut Redaction) -> T) -> Option<T> {
+    STREAMS.with_borrow_mut(|streams| streams.redaction.as_mut().map(make))
 }
 
 pub fn worker() -> Option<PathBuf> {

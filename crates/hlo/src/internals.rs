@@ -1,16 +1,12 @@
 //! Parts of the crate that the project's own tests look at one by one. Nothing here is for users, and any version may
 //! change or remove it.
 
+pub use crate::opcode::names as opcodes;
 use crate::syntax::opcodes::{Operation, Use};
 
 /// The names that StableHLO and HLO have for the same ops and types.
 pub mod stablehlo_names {
     pub use crate::stablehlo::names::{element, element_name, element_names, name, names, opcode};
-}
-
-/// Returns every opcode of HLO text, in order.
-pub fn opcodes() -> impl Iterator<Item = &'static str> {
-    Operation::names()
 }
 
 /// Returns the opcode that has this name.

@@ -3,6 +3,7 @@
 #![warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod braces;
+mod collective_config;
 mod collective_kind;
 pub mod crossing;
 pub mod device_groups;
@@ -39,6 +40,7 @@ pub mod wire;
 mod words;
 pub mod xplane;
 
+pub use collective_config::CollectiveConfig;
 pub use collective_kind::CollectiveKind;
 pub use group_format::{ApiVersion, GroupFormat};
 pub use literal::{Element, Literal, LiteralError, all_finite, literal_proto, number_bytes};

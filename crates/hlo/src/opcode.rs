@@ -2,6 +2,11 @@
 
 use crate::syntax::opcodes::{Mark, Operation};
 
+/// Returns the names of all opcodes, in order.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    Operation::names()
+}
+
 /// Returns whether an opcode is arithmetic or logic on each element.
 pub fn is_arithmetic(opcode: &str) -> bool {
     Operation::has_mark(opcode, Mark::Arithmetic)

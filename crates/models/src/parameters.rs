@@ -16,7 +16,7 @@ use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, PjrtError};
 use meshloom::trace::{LeafCountError, MapTree, Param, TensorSpec, Tree};
-use safetensors::tensor::TensorView;
+use safetensors::tensor::{TensorInfo, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use crate::weights::header::{self, Stored};
@@ -401,14 +401,18 @@ pub fn to_bytes(values: &[(String, Literal)]) -> Result<Vec<u8>, SafeTensorError
 /// # Errors
 /// It is no such file, or it has a type that no value can have.
 pub fn from_bytes(bytes: &[u8]) -> Result<BTreeMap<String, Literal>, SafeTensorError> {
-    let (_, metadata) = SafeTensors::read_metadata(bytes)?;
-    let types = metadata.metadata().clone().unwrap_or_default();
-    let value = |(name, view): (String, TensorView<'_>)| {
-        let stated = types.get(&name).and_then(|name| DType::from_name(name));
-        let (dtype, shape, data) = (stated.or_else(|| own_dtype(view.dtype())), view.shape(), view.data());
+    /// The bytes of the length of the header.
+    const LENGTH: usize = 8;
+    let (header, metadata) = SafeTensors::read_metadata(bytes)?;
+    let values = &bytes[LENGTH + header..];
+    let types = metadata.metadata().as_ref();
+    let value = |(name, info): (String, &TensorInfo)| {
+        let stated = types.and_then(|types| DType::from_name(types.get(&name)?));
+        let (dtype, shape, (start, end)) = (stated.or_else(|| own_dtype(info.dtype)), &info.shape, info.data_offsets);
+        let data = &values[start..end];
         let literal = dtype.and_then(|dtype| Literal::from_bytes(TensorType::new(dtype, shape), data.to_vec()).ok());
-        let unknown = || SafeTensorError::InvalidTensorView(view.dtype(), shape.to_vec(), data.len());
+        let unknown = || SafeTensorError::InvalidTensorView(info.dtype, shape.clone(), data.len());
         Ok((name, literal.ok_or_else(unknown)?))
     };
-    SafeTensors::deserialize(bytes)?.tensors().into_iter().map(value).collect()
+    metadata.tensors().into_iter().map(value).collect()
 }

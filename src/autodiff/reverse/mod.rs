@@ -77,7 +77,7 @@ impl<'g> Tape<'g> {
             };
             // Even if its results are at hand, an op with regions runs again for the values that its backward pass
             // needs.
-            let operands: Values = node.operands().iter().map(|&value| tape.map.get(value)).collect();
+            let operands = tape.map.operands(node);
             let active: SmallVec<[bool; 8]> = node.operands().iter().map(|value| tape.active[value.index()]).collect();
             let wanted: SmallVec<[bool; 8]> = node.results().map(|result| wanted[result.index()]).collect();
             let kept = keep::at_node(kept, node.id);
@@ -127,7 +127,7 @@ impl<'g> Tape<'g> {
                 continue;
             }
             builder.set_origin(node.origin().in_phase(Phase::Backward));
-            let operands: Values = node.operands().iter().map(|&value| self.map.get(value)).collect();
+            let operands = self.map.operands(node);
             let needs: SmallVec<[bool; 4]> = node.operands().iter().map(|value| self.active[value.index()]).collect();
             let mut gradients: SmallVec<[Option<Value>; 4]> = SmallVec::from_elem(None, operands.len());
             match node.op().as_primitive() {

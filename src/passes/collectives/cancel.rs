@@ -61,7 +61,7 @@ struct Cancelling {
 
 impl Cancelling {
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, map: &ValueMap) -> Values {
-        let operands: Values = node.operands().iter().map(|&value| map.get(value)).collect();
+        let operands = map.operands(node);
         let replaced = match node.op() {
             Op::DynamicSlice(_) => self.slice(node.op(), &operands),
             Op::AllGather(gather) => self.gather(gather, &operands),

@@ -141,7 +141,7 @@ pub(super) fn hoist(scan: &Scan, operands: &mut Vec<Value>, bound: Bound, push: 
     for inner in body.nodes() {
         let place = places[inner.id.index()];
         if matches!(place, LoopSide::Outside | LoopSide::Repeated) {
-            let operands: Values = inner.operands().iter().map(|&value| outside.get(value)).collect();
+            let operands = outside.operands(inner);
             let mut types = inner.results().map(|value| body.ty(value).clone());
             let results = push(inner.origin(), inner.op(), &operands, &mut types);
             inner.results().zip(results).for_each(|(old, new)| outside.set(old, new));

@@ -154,7 +154,7 @@ impl Rewriting<'_> {
     }
 
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, map: &mut ValueMap) {
-        let operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
+        let operands = map.operands(node);
         let (outer, rewrite) = (self.builder.origin(), self.context.rewrite);
         // Inlined nodes that the user wrote belong to the phase that the body runs in.
         self.builder.set_origin(node.origin().inside(outer.phase));

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use hlo_dump::source;
 use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProtoWithConfig};
 use meshloom::hlo::text::{TextOptions, print_with_config};
 use meshloom::pjrt::DebugValue;
@@ -98,7 +99,7 @@ fn script(arguments: &Bisect, case: &Case) -> String {
 
 fn summary(input: &Path, report: &Report, case: &Case) -> String {
     // The folders are those of one machine.
-    let name = input.file_name().and_then(|name| name.to_str()).unwrap_or("-");
+    let name = source::name(input.file_name().map_or(input, Path::new));
     let mut text = format!("# What makes {name} go wrong\n\n");
     if let Some(symptom) = &report.symptom {
         let _ = writeln!(text, "Symptom: {symptom}.\n");

@@ -32,9 +32,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use hlo_dump::Outcome;
 use hlo_dump::arguments::{Reading, parse_bytes};
-use hlo_dump::input::load_path;
+use hlo_dump::input::{in_input, load_path};
 use hlo_dump::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
-use hlo_dump::source::read_all;
+use hlo_dump::source::{self, read_all};
 use hlo_dump::streams;
 use meshloom::analysis::{Devices, device_count};
 use meshloom::compile::Pass;
@@ -154,7 +154,7 @@ pub fn run(arguments: &Bisect, json: bool) -> Result<Outcome> {
         })?
     };
     let seconds = start.elapsed().as_secs_f64();
-    let input = arguments.path.display().to_string();
+    let input = source::name(&arguments.path);
     if let (Some(out), Some(case)) = (&arguments.out, &report.case) {
         folder::write(arguments, out, &report, case)?;
     }
@@ -188,8 +188,9 @@ pub fn find(
     let inputs = match &arguments.inputs {
         None => Default::default(),
         Some(path) => {
-            let named = || format!("--inputs {}", path.display());
-            read_safetensors(&read_all(path).with_context(named)?).with_context(named)?
+            let named = || format!("--inputs {}", source::name(path));
+            let inputs = read_safetensors(&read_all(path).with_context(named)?).with_context(named)?;
+            inputs.into_iter().map(|(name, value)| (source::shown(&name), value)).collect()
         }
     };
     Search::new(&subject, arguments, inputs, further, worker, progress)?.run()
@@ -216,15 +217,16 @@ fn subject(arguments: &Bisect) -> Result<Subject> {
     make_names_unique(&mut loaded.module);
     let devices = loaded.devices;
     let Some(reference) = reference else { return Ok(Subject::Module(Box::new(loaded.module), devices)) };
-    let named = || format!("--reference {}", reference.display());
-    let bytes = read_all(reference).with_context(named)?;
-    let mut found = read::read(&bytes, &streams::limits()).with_context(named)?;
+    let name = format!("--reference {}", source::name(reference));
+    let bytes = read_all(reference).with_context(|| name.clone())?;
+    let mut found = read::read(&bytes, &streams::limits()).map_err(|error| in_input(error.into(), &name))?;
+    streams::redacted(|redaction| redaction.module(&mut found.module));
     make_names_unique(&mut found.module);
     let of_reference = device_count(&found.module, found.config.as_ref());
     let count = |devices: Devices| devices.replicas * devices.partitions;
     if count(of_reference) != count(devices) {
         let (this, other) = (plural(count(devices), "device"), plural(count(of_reference), "device"));
-        bail!("--reference {}: it is for {other}, and {} for {this}", reference.display(), path.display());
+        bail!("{name}: it is for {other}, and {} for {this}", source::name(path));
     }
     Ok(Subject::Pair(Box::new((loaded.module, found.module)), devices))
 }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use hlo_dump::configs;
 use hlo_dump::output::{self, BAD, BOLD, Busy, DIM, GOOD, line, paint, plural};
+use hlo_dump::streams;
 use meshloom::analysis::Chip;
 use meshloom::analysis::estimate::KernelTime;
 use meshloom::transform::pipeline::Timeline;
@@ -104,6 +105,9 @@ struct Planned {
 }
 
 pub fn run(arguments: &Plan, json: bool) -> Result<()> {
+    if streams::is_redacting() {
+        bail!("--redact is for HLO, and a plan is of a run config; leave it out");
+    }
     let mut planned = planned(arguments)?;
     let start = std::time::Instant::now();
     let (searched, timeline) = if arguments.search {

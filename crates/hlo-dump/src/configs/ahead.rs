@@ -1,6 +1,7 @@
 //! The program that a plugin makes of a run config: compiled in a child process, for devices that need not be here.
 
 use anyhow::Result;
+use meshloom::compile::Lowered;
 use meshloom::pjrt::ahead_of_time::{CompiledAhead, Settings};
 use meshloom::pjrt::{DeviceDescription, FindOptions, Plugin, Topology, Wheel};
 use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
@@ -60,14 +61,15 @@ pub fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {
     Ok(HloModuleProtoWithConfig { hlo_module: Some(program.decode()?), config: None })
 }
 
-/// Returns the train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as
-/// its mesh has.
-pub fn of_config(config: &RunConfig) -> Result<HloModuleProtoWithConfig> {
+/// Returns the train step of a config before a plugin compiles it, and after: for its topology, or for as many virtual
+/// CPU devices as its mesh has.
+pub fn of_config(config: &RunConfig) -> Result<(Lowered, HloModuleProtoWithConfig)> {
     let mut config = config.clone();
     if config.target.topology.is_empty() {
         config.target.topology = format!("cpu:{}", config.mesh()?.device_count());
     }
     let settings = settings();
     announce(&Topology::parse(&config.target.topology)?, &settings)?;
-    Ok(of_run(&config, &settings)?.module)
+    let StepAhead { lowered, compiled, .. } = StepAhead::compile(&config, &settings)?;
+    Ok((lowered, optimized(&compiled)?))
 }

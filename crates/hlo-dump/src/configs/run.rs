@@ -49,14 +49,17 @@ pub fn read(
     set: &[String],
 ) -> Result<(Box<dyn ConfigRun>, HloModuleProtoWithConfig)> {
     let config = RunConfig::from_toml_with(text, name, set)?.on_stated_devices()?;
-    let lowered = config.resolve()?.at_stage(stage)?;
+    let (lowered, module) = match stage {
+        Stage::Compiled => ahead::of_config(&config)?,
+        _ => {
+            let lowered = config.resolve()?.at_stage(stage)?;
+            let module = lowered.module.decode()?;
+            (lowered, HloModuleProtoWithConfig { hlo_module: Some(module), config: None })
+        }
+    };
     for warning in config.warnings().into_iter().chain(lowered.warnings()) {
         error_line(&format!("{} {warning}", paint(WARN, "warning:")));
     }
-    let module = match stage {
-        Stage::Compiled => ahead::of_config(&config)?,
-        _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()?), config: None },
-    };
     let mesh = Some(config.mesh()?).filter(|mesh| mesh.device_count() > 1);
     Ok((Box::new(Lowering { config, mesh, lowered }), module))
 }

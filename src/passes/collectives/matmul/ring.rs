@@ -180,7 +180,7 @@ impl<'g> RingCopy<'g> {
             Some(Replacement::Term { cut: None }) => {
                 node.operands().iter().map(|&operand| self.part(operand, scatter, distance)).collect()
             }
-            _ => node.operands().iter().map(|&operand| self.copy.map.get(operand)).collect(),
+            _ => self.copy.operands(node),
         };
         let mut ty = source.ty(value).clone();
         ty.dims[scatter.dim] /= scatter.group.size;

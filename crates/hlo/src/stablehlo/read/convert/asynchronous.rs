@@ -6,10 +6,10 @@
 use smallvec::smallvec;
 
 use super::super::attribute::Value;
-use super::super::lexer::Lexer;
 use super::body::Sites;
 use super::collectives::{Common, Groups, exchange};
 use super::{Conversion, Rule};
+use crate::collective_config::CollectiveConfig;
 use crate::parse::Result;
 use crate::proto::{HloInstructionProto, SourceTarget};
 
@@ -64,85 +64,21 @@ fn mhlo_next(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.calling(opcode, Vec::new(), |_| {})
 }
 
-/// The numbers that JAX states for a collective that a custom call begins, as JSON in a frontend attribute:
-/// `{"replica_groups": [[0, 1]], "channel_id": 1, "use_global_device_ids": true}`.
-struct AsyncConfig(Vec<(String, Vec<Vec<i64>>)>);
-
-impl AsyncConfig {
-    fn of(op: &Conversion<'_, '_, '_>) -> Result<AsyncConfig> {
-        const NAME: &str = "async_collective_config";
-        let stated = op.operation.attributes.get("mhlo.frontend_attributes");
-        let config = match stated.map(|stated| &stated.value) {
-            Some(Value::Dictionary(entries)) => entries.get(NAME),
-            _ => None,
-        };
-        let Some(config) = config else {
-            return op
-                .operation
-                .fault(format!("the frontend attribute {NAME} is missing, which states the collective"));
-        };
-        let text = config.string(NAME)?;
-        match fields(Lexer::new(&text)) {
-            Ok(fields) => Ok(AsyncConfig(fields)),
-            Err(_) => config.fault(NAME, "numbers and lists of numbers as JSON"),
-        }
+/// The numbers that JAX states for a collective that a custom call begins.
+fn config(op: &Conversion<'_, '_, '_>) -> Result<CollectiveConfig> {
+    const NAME: &str = CollectiveConfig::ATTRIBUTE;
+    let stated = op.operation.attributes.get("mhlo.frontend_attributes");
+    let config = match stated.map(|stated| &stated.value) {
+        Some(Value::Dictionary(entries)) => entries.get(NAME),
+        _ => None,
+    };
+    let Some(config) = config else {
+        return op.operation.fault(format!("the frontend attribute {NAME} is missing, which states the collective"));
+    };
+    match CollectiveConfig::read(&config.string(NAME)?) {
+        Some(read) => Ok(read),
+        None => config.fault(NAME, "numbers and lists of numbers as JSON"),
     }
-
-    fn rows(&self, name: &str) -> Vec<Vec<i64>> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, rows)| rows.clone()).unwrap_or_default()
-    }
-
-    fn number(&self, name: &str) -> Option<i64> {
-        self.rows(name).first()?.first().copied()
-    }
-
-    fn common(&self) -> Common {
-        Common {
-            channel: self.number("channel_id").unwrap_or(0),
-            groups: Groups::of_rows(self.rows("replica_groups")),
-            use_global_device_ids: self.number("use_global_device_ids") == Some(1),
-        }
-    }
-}
-
-/// An object whose values are numbers, truth values, and lists of them, one or two deep.
-fn fields(mut lexer: Lexer<'_>) -> Result<Vec<(String, Vec<Vec<i64>>)>> {
-    let mut found = Vec::new();
-    lexer.expect("{", "before the fields")?;
-    while !lexer.eat("}") {
-        let name = lexer.string()?;
-        lexer.expect(":", "after the name of a field")?;
-        let mut rows = Vec::new();
-        if lexer.eat("[") {
-            while !lexer.eat("]") {
-                rows.push(row(&mut lexer)?);
-                lexer.separator(']', "in a list")?;
-            }
-        } else {
-            rows.push(row(&mut lexer)?);
-        }
-        found.push((name, rows));
-        lexer.separator('}', "after a field")?;
-    }
-    Ok(found)
-}
-
-fn row(lexer: &mut Lexer<'_>) -> Result<Vec<i64>> {
-    let mut values = Vec::new();
-    if !lexer.eat("[") {
-        return match lexer.peek_word() {
-            Some(word @ ("true" | "false" | "null")) => {
-                lexer.eat_word(word);
-                Ok(vec![i64::from(word == "true")])
-            }
-            _ => Ok(vec![lexer.integer("a number")?]),
-        };
-    }
-    while !lexer.eat("]") {
-        values.push(lexer.integer("a number")?);
-        lexer.separator(']', "in a list")?;
-    }
-    Ok(values)
 }
 
 /// JAX 0.12 writes `custom_call @"all-gather-start"`, with the shape of the result as its own, for a collective that
@@ -155,8 +91,12 @@ pub(super) fn collective(op: &mut Conversion<'_, '_, '_>, target: &str) -> Resul
         "start" => {}
         _ => return Ok(None),
     }
-    let config = AsyncConfig::of(op)?;
-    let common = config.common();
+    let config = config(op)?;
+    let common = Common {
+        channel: config.number("channel_id").unwrap_or(0),
+        groups: Groups::of_rows(config.groups().unwrap_or_default()),
+        use_global_device_ids: config.number("use_global_device_ids") == Some(1),
+    };
     let operation = op.operation;
     let required = |name: &str| match config.number(name) {
         Some(number) => Ok(number),
@@ -175,8 +115,8 @@ pub(super) fn collective(op: &mut Conversion<'_, '_, '_>, target: &str) -> Resul
     let set = |instruction: &mut HloInstructionProto| {
         instruction.dimensions.extend(dimension);
         common.set(instruction);
-        let pair = |row: &Vec<i64>| Some(SourceTarget { source: *row.first()?, target: *row.get(1)? });
-        let pairs: Vec<SourceTarget> = config.rows("permutation").iter().filter_map(pair).collect();
+        let pair = |(source, target)| SourceTarget { source, target };
+        let pairs: Vec<SourceTarget> = config.pairs().into_iter().map(pair).collect();
         if !pairs.is_empty() {
             instruction.source_target_pairs = pairs;
         }
