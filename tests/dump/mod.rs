@@ -6,6 +6,7 @@ mod command;
 mod commands;
 mod lock;
 mod options;
+mod overlap;
 mod portable;
 mod process;
 mod quoted;

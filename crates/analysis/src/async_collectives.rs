@@ -83,6 +83,11 @@ impl Sites {
         self.at(step.place_number, step.position).filter(|site| site.starts)
     }
 
+    /// Returns each collective, by number, with the place and position where it starts.
+    pub(super) fn starts(&self) -> impl Iterator<Item = (usize, (usize, usize))> {
+        self.at.iter().filter(|(_, site)| site.starts).map(|(&at, site)| (site.collective, at))
+    }
+
     pub(super) fn places(&self) -> impl Iterator<Item = usize> {
         self.at.keys().map(|&(place, _)| place)
     }

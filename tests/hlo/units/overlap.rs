@@ -252,6 +252,36 @@ fn fusions_with_parts_of_a_collective_are_one() {
     }
 }
 
+/// The link of an h100 to its host has 64 GB/s, so 64000 bytes take 1 us; that of a v5p is not published.
+#[test]
+fn copies_to_and_from_the_host_queue() {
+    let copy = |name: &str, of: &str, spaces: [&str; 2]| {
+        let [to, from] = spaces.map(|space| format!("f32[16000]{{0{space}}}"));
+        format!("  {name} = ({to}, {from}, u32[]) copy-start({of})\n  {name}-done = {to} copy-done({name})\n")
+    };
+    let twice = "  s = (f32[16000]{0:S(5)}, f32[16000]{0}, u32[]) copy-start(h)\n";
+    let body = [
+        "  h = f32[16000] parameter(3)\n",
+        twice,
+        &copy("t", "h", [":S(5)", ""]),
+        "  s-done = f32[16000]{0:S(5)} copy-done(s)\n",
+        &copy("b", "s-done", ["", ":S(5)"]),
+        "  ROOT r = f32[16000] negate(b-done)\n",
+    ];
+    let text = module("", &body.concat());
+    let found = try_on("h100", &text).expect("a time line");
+    let of = |name: &str| {
+        let copy = found.host_copies.iter().find(|it| it.name == name).expect("a copy");
+        (copy.direction, copy.bytes, (copy.hidden.seconds * 1e9).round(), (copy.hidden.waited_seconds * 1e9).round())
+    };
+    assert_eq!(of("s"), ("to the host", 64_000, 1000.0, 0.0));
+    assert_eq!(of("t"), ("to the host", 64_000, 1000.0, 2000.0));
+    assert_eq!(of("b"), ("from the host", 64_000, 1000.0, 1000.0));
+    assert!((found.waiting_seconds - 3e-6).abs() < 1e-12 && found.transfers.is_empty(), "{found:?}");
+    let found = try_on("v5p", &text).expect("a time line");
+    assert_eq!((found.host_copies.len(), found.waiting_seconds), (3, 0.0));
+}
+
 #[test]
 fn what_has_no_time_line() {
     let text = module("", &[start("s", 1, FSDP), done("ROOT d", "s", 1)].concat());
