@@ -165,7 +165,7 @@ fn the_trace_has_the_sums_of_the_table() {
     assert_eq!(stretch(by_name("start (collective-permute over fsdp)")), (0, 80));
     assert_eq!(stretch(by_name("for start")), (40, 80));
     assert_eq!(found["perfetto"]["left_out"]["short"]["events"], 0);
-    // Of a program with branches, the one that computes least is drawn, and the others are counted.
+    // A program with branches is drawn with the one that computes least, and the others are counted.
     let branching = ["overlap", "tests/foreign/local_sgd.optimized.txt", "--mesh", "replica=2,fsdp=4", "--chip", "v5p"];
     let ran = run(&[&branching[..], &["--perfetto", path, "--json"]].concat());
     assert_eq!(ran.status, 0, "{}", ran.err);

@@ -352,7 +352,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
         let found = &self.walk.places()[place];
         let own = self.timer.seconds(found, &found.computation.instructions[position]);
         let Some(recorder) = self.recorder.as_mut().filter(|_| seconds > 0.0) else { return };
-        // What is only counted is counted as a whole.
+        // An instruction that is only counted is counted as a whole.
         let holds = !callees.is_empty() && !recorder.is_full();
         recorder.add((begin, begin + seconds), weight, Content::Instruction { place, position, holds });
         if !holds {
@@ -644,7 +644,7 @@ fn is_synchronous(instruction: &HloInstructionProto) -> bool {
     config.is_some_and(|config| config["collective_backend_config"]["is_sync"] == true)
 }
 
-/// Returns the copies to and from the host, and their numbers among transfers, of which the first are others.
+/// Returns the copies to and from the host, and their numbers among transfers, which begin after the others.
 fn host_copies<'a>(walk: &Walk<'a>, first: usize) -> (Vec<HostSite<'a>>, FxHashMap<(usize, usize), usize>) {
     let (mut host, mut at) = (Vec::new(), FxHashMap::default());
     for step in walk.steps().filter(|step| !step.place.fused) {

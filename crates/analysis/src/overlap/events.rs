@@ -68,7 +68,7 @@ pub struct ScheduleEvent {
 pub enum ScheduleEventKind {
     /// An instruction computes.
     Compute,
-    /// A call, a loop or a conditional: what it runs is in it. Of a loop, the number of its iterations.
+    /// A call, a conditional or a loop contains what it runs; a loop has the number of its iterations.
     Call(Option<u64>),
     /// An iteration, or the condition, of a loop, which stands for this many.
     Iteration(u64),
@@ -92,7 +92,7 @@ pub enum ScheduleTransfer {
 pub struct LeftOut {
     /// The shortest events, beyond the number that is drawn.
     pub short: LeftOutEvents,
-    /// Those in branches of conditionals that are not the one that computes least.
+    /// The events in branches that do not compute least.
     pub branches: LeftOutEvents,
 }
 
@@ -222,7 +222,7 @@ impl Recorder {
                 keep
             });
         }
-        // Of two that begin at once, the one that was added first contains the other.
+        // If two begin at once, the one that was added first contains the other.
         sort::by(&mut self.events, |a, b| a.start.total_cmp(&b.start));
         let (links, lane_of_link) = names.wires.lanes();
         let lanes = ["compute", "waits"].map(str::to_owned).into_iter().chain(links).collect();

@@ -74,7 +74,7 @@ pub fn write(path: &Path, loaded: &Loaded, found: &ModuleOverlap, schedule: &Sch
         let other = json!({
             "program": loaded.module.name,
             "chip": found.chip,
-            "estimate": "at peak rates; a loop is as long as all its iterations, one of which is drawn",
+            "estimate": "at peak rates; a loop is as long as all its iterations, and one of them is drawn",
             "computing_seconds": found.computing_seconds,
             "waiting_seconds": found.waiting_seconds,
             "transfer_seconds": found.total.seconds,
@@ -204,7 +204,7 @@ fn described(event: &ScheduleEvent, found: &ModuleOverlap) -> (String, &'static 
         }
     };
     add("seconds", event.seconds.into());
-    // What an event stands for is a whole number, but for a fusion that runs its collective several times.
+    // An event stands for this many executions.
     add("times", event.times.into());
     let of_transfer = |transfer: ScheduleTransfer| match transfer {
         ScheduleTransfer::Collective(number) => {
