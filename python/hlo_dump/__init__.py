@@ -23,7 +23,19 @@ from typing import Any
 
 from ._input import Mesh, Program, mesh_option, to_input
 from ._program import HloDumpError, answer, program, run
-from ._results import Buffer, Check, Collective, Collectives, Cost, Diff, Memory
+from ._results import (
+    Buffer,
+    Check,
+    Collective,
+    Collectives,
+    Cost,
+    Diff,
+    Hidden,
+    HostCopy,
+    Memory,
+    Overlap,
+    Transfer,
+)
 from ._testing import assert_collectives
 from ._watch import WatchedProgram, watch
 
@@ -34,8 +46,12 @@ __all__ = [
     "Collectives",
     "Cost",
     "Diff",
+    "Hidden",
     "HloDumpError",
+    "HostCopy",
     "Memory",
+    "Overlap",
+    "Transfer",
     "WatchedProgram",
     "assert_collectives",
     "check",
@@ -43,6 +59,7 @@ __all__ = [
     "cost",
     "diff",
     "memory",
+    "overlap",
     "program",
     "report",
     "watch",
@@ -135,6 +152,46 @@ def cost(x: Program, *, mesh: Mesh = None, chip: str | None = None, scope: str |
     1024
     """
     return _answer(Cost, "cost", x, [*mesh_option(mesh), *_flags(chip=chip, scope=scope)])
+
+
+def overlap(
+    x: Program,
+    *,
+    chip: str,
+    mesh: Mesh = None,
+    over: str | None = None,
+    kind: str | None = None,
+    scope: str | None = None,
+    in_loops: bool = False,
+    perfetto: str | PathLike[str] | None = None,
+    profile: str | PathLike[str] | None = None,
+) -> Overlap:
+    """Estimates what a compiled schedule hides: the time of each collective, and how long the device waits for it.
+
+    Args:
+        x: the compiled program.
+        chip: the chip whose rates are taken, such as ``v5p`` or ``h100``.
+        mesh: the mesh axes, if the program does not name them.
+        over: only collectives that cross this mesh axis.
+        kind: only those of this kind, such as ``all-gather``.
+        scope: only those with this text in their scope.
+        in_loops: only those in a loop.
+        perfetto: the file of a trace of the step, which ui.perfetto.dev opens.
+        profile: a measured profile (``*.xplane.pb``) that is put beside the estimate in the trace.
+
+    Raises:
+        HloDumpError: the program cannot be read, or is not compiled, or the chip is not known.
+        TypeError: ``x`` is no program.
+
+    >>> found = overlap(EXAMPLE.replace("step,", "step, is_scheduled=true,"), chip="v5p", mesh="data=2,fsdp=4")
+    >>> [(one.kind, one.over, one.synchronous) for one in found], found.total.share
+    ([('all-reduce', 'data', True)], 0.0)
+    """
+    options = [*mesh_option(mesh), *_flags(chip=chip, over=over, kind=kind, scope=scope, in_loops=in_loops)]
+    files = _flags(perfetto=perfetto and fspath(perfetto), profile=profile and fspath(profile))
+    given = to_input(x)
+    # Printing the answer does not write the file again.
+    return Overlap("overlap", given, options, answer("overlap", given, [*options, *files]))
 
 
 def diff(before: Program, after: Program, *, mesh: Mesh = None) -> Diff:

@@ -231,6 +231,114 @@ class Cost(_Printed):
         return roofline and roofline["overlapped_seconds"]
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """A collective on the time line of a compiled schedule. Times are those of all its executions, in seconds."""
+
+    kind: str
+    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute``, ..."""
+    axes: list[str] | None
+    """The mesh axes that it crosses; nothing if they are not known."""
+    executions: int | None
+    """How often it runs, at most; nothing if a loop's trip count is unknown."""
+    synchronous: bool
+    """Whether the device waits for all of it."""
+    seconds: float
+    """The time that it takes."""
+    exposed_seconds: float
+    """The part of it in which the device waits, for this or another."""
+    waited_seconds: float
+    """The time that the device waits for this."""
+    beside_seconds: float
+    """The time that the device computes between its start and its end."""
+    name: str
+    """The name of the instruction."""
+    op_name: str | None
+    """The scope and the operation that caused it."""
+    source: str | None
+    """The line that caused it, as ``file:line``."""
+
+    @property
+    def over(self) -> str:
+        """The mesh axes, joined by commas; ``?`` if they are not known."""
+        return "?" if self.axes is None else ",".join(self.axes)
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A copy to or from the host's memory. Times are those of all its executions, and 0 if its link has no known rate."""
+
+    direction: str
+    """``to the host`` or ``from the host``."""
+    bytes: int
+    executions: int | None
+    seconds: float
+    exposed_seconds: float
+    waited_seconds: float
+    name: str
+    op_name: str | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The times of several collectives, in seconds."""
+
+    seconds: float
+    """The time that they take."""
+    exposed_seconds: float
+    """The part of it in which the device waits."""
+    waited_seconds: float
+    """The time that the device waits for them."""
+
+    @property
+    def share(self) -> float | None:
+        """The hidden part of the time, from 0 to 1; nothing if nothing is sent."""
+        return 1 - self.exposed_seconds / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True, repr=False)
+class Overlap(_Printed):
+    """What a compiled schedule hides, estimated at the peak rates of a chip: a sequence of :class:`Transfer`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rows", [_read(Transfer, row) for row in self.json["transfers"]])
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._rows)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self._rows)  # type: ignore[attr-defined]
+
+    def __getitem__(self, at: int) -> Transfer:
+        return self._rows[at]  # type: ignore[attr-defined]
+
+    @property
+    def total(self) -> Hidden:
+        """The times of all of them."""
+        return _read(Hidden, self.json["total"])
+
+    @property
+    def axes(self) -> dict[str, Hidden]:
+        """The times of those over the same axes."""
+        return {row["axes"]: _read(Hidden, row) for row in self.json["axes"]}
+
+    @property
+    def host_copies(self) -> list[HostCopy]:
+        """The copies to and from the host's memory."""
+        return [_read(HostCopy, row) for row in self.json["host_copies"]]
+
+    @property
+    def computing_seconds(self) -> float:
+        """The time that the device computes."""
+        return self.json["computing_seconds"]
+
+    @property
+    def waiting_seconds(self) -> float:
+        """The time that it waits for transfers."""
+        return self.json["waiting_seconds"]
+
+
 @dataclass(frozen=True, repr=False)
 class Diff(_Printed):
     """What differs between two programs, by meaning. It is true if something does."""

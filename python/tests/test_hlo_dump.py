@@ -135,6 +135,22 @@ class Answers(unittest.TestCase):
         self.assertGreater(cost.seconds, 0)
         self.assertIsNone(hlo_dump.cost(EXAMPLE).seconds)
 
+    def test_a_schedule(self):
+        compiled = EXAMPLE.replace("step,", "step, is_scheduled=true,")
+        found = hlo_dump.overlap(compiled, chip="v5p", mesh=MESH)
+        # 1 KiB over the 200 GB/s of a ring; nothing runs beside it.
+        self.assertAlmostEqual(found.total.seconds * 1e9, 1024 / 200, places=6)
+        self.assertEqual((len(found), found[0].over, found.total.share), (1, "data", 0.0))
+        self.assertEqual(found.axes["data"], found.total)
+        self.assertEqual((found.waiting_seconds, found.host_copies), (found.total.waited_seconds, []))
+        self.assertIn("on v5p, at peak rates", str(found))
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "step.json")
+            hlo_dump.overlap(compiled, chip="v5p", perfetto=path)
+            self.assertIn("traceEvents", path.read_text())
+        with self.assertRaisesRegex(hlo_dump.HloDumpError, "no schedule"):
+            hlo_dump.overlap(EXAMPLE, chip="v5p")
+
     def test_differences(self):
         other = EXAMPLE.replace("all-reduce(%x)", "all-reduce(%n)").replace(
             "  ROOT %sum", "  %n = f32[256] negate(%x)\n  ROOT %sum"

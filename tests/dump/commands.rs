@@ -363,7 +363,7 @@ fn completions_and_manual_pages() {
         assert!(prints(&["completions", shell]).contains("hlo-dump"), "{shell}");
     }
     assert!(prints(&["man"]).contains(".TH hlo-dump"));
-    for name in ["show", "collectives", "memory", "cost", "explain", "diff", "report", "check"] {
+    for name in ["show", "collectives", "memory", "cost", "overlap", "explain", "diff", "report", "check"] {
         assert!(prints(&["man", name]).contains(name));
         assert!(prints(&[name, "--help"]).contains("Usage: hlo-dump"), "{name}");
     }

@@ -7,6 +7,7 @@ mod commands;
 mod corpus;
 mod lock;
 mod options;
+mod overlap;
 mod portable;
 mod process;
 mod quoted;

@@ -31,12 +31,13 @@ enum Told {
 use Told::{Found, Refused, Said};
 
 /// The commands that read any input, and the arguments that they need after it.
-const READING: [(&str, &[&str]); 12] = [
+const READING: [(&str, &[&str]); 13] = [
     ("show", &[]),
     ("collectives", &[]),
     ("traffic", &["--over", "data"]),
     ("memory", &[]),
     ("cost", &[]),
+    ("overlap", &["--chip", "v5p"]),
     ("explain", &["parameters"]),
     ("diff", &[TEXT]),
     ("report", &["-o", "no/such/folder/page.html"]),
@@ -157,6 +158,44 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("cost", "--by", &[TEXT, "--by", "loop", "--scope", "mlp"], Refused("--by loop adds up whole loops")),
     ("cost", "--scope", &[TEXT, "--scope", "nosuchscope"], Refused("no instruction has this in its scope path")),
     ("cost", "--limit", &[TEXT, "--limit", "all"], Refused("invalid value 'all'")),
+    ("overlap", "--chip", &[SCHEDULED], Refused("times need the rates of a chip; say for which, as --chip v5p")),
+    ("overlap", "--chip", &[SCHEDULED, "--chip", "v9"], Refused("no chip is called \"v9\"")),
+    ("overlap", "--chip", &[SCHEDULED, "--chip", "cpu"], Refused("no rates are published for cpu")),
+    ("overlap", "--over", &[SCHEDULED, "--chip", "v5p", "--over", "fsdp"], Refused("add --mesh")),
+    (
+        "overlap",
+        "--kind",
+        &[SCHEDULED, "--chip", "v5p", "--kind", "all-gathr"],
+        Refused("did you mean \"all-gather\"?"),
+    ),
+    ("overlap", "--min-bytes", &[SCHEDULED, "--chip", "v5p", "--min-bytes", "1TiB"], Said("by --min-bytes")),
+    (
+        "overlap",
+        "--scope",
+        &[SCHEDULED, "--chip", "v5p", "--scope", "nosuchscope"],
+        Refused("no instruction has this in its scope path"),
+    ),
+    (
+        "overlap",
+        "--in-loops",
+        &["tests/foreign/fsdp_mlp.tpu.txt", "--chip", "v5p", "--in-loops"],
+        Said("by --in-loops"),
+    ),
+    ("overlap", "--limit", &[SCHEDULED, "--chip", "v5p", "--limit", "2", "--json"], Refused("--json prints all rows")),
+    (
+        "overlap",
+        "--perfetto",
+        &[SCHEDULED, "--chip", "v5p", "--perfetto", "no/such/folder/x.json"],
+        Refused("cannot write no/such/folder/x.json"),
+    ),
+    ("overlap", "--perfetto", &[TEXT, "--chip", "v5p", "--perfetto", "x.json"], Refused("the module has no schedule")),
+    ("overlap", "--profile", &[SCHEDULED, "--chip", "v5p", "--profile", PROFILE], Refused("--perfetto <FILE>")),
+    (
+        "overlap",
+        "--profile",
+        &[SCHEDULED, "--chip", "v5p", "--perfetto", "no/such/folder/x.json", "--profile", NAMED],
+        Refused("it is no profile"),
+    ),
     ("diff", "--set-after", &[TEXT, TEXT, "--set-after", "model.layers=1"], Refused("--set-after is for run configs")),
     ("diff", "--exit-code", &[TEXT, "tests/foreign/moe.partitioned.txt", "--exit-code"], Found("collectives")),
     ("diff", "--limit", &[TEXT, TEXT, "--limit", "all"], Refused("invalid value 'all'")),

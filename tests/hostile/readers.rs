@@ -18,7 +18,7 @@ use support::random::Random;
 use super::Reader;
 
 /// The commands that a stranger's module goes through.
-const COMMANDS: [&[&str]; 13] = [
+const COMMANDS: [&[&str]; 14] = [
     &["collectives"],
     &["show"],
     &["show", "--full"],
@@ -29,6 +29,7 @@ const COMMANDS: [&[&str]; 13] = [
     &["show", "--emit", "html"],
     &["memory"],
     &["cost"],
+    &["overlap", "--chip", "v5p"],
     &["traffic"],
     &["report"],
     &["diff"],
@@ -84,6 +85,7 @@ pub fn run(reader: Reader, folder: &Path, random: &mut Random) -> Result<(), Str
             words.push(path.display().to_string());
             match command[0] {
                 "diff" => words.push(path.display().to_string()),
+                "overlap" => words.extend(["--perfetto".to_owned(), folder.join("trace.json").display().to_string()]),
                 "report" => words.extend(["--output".to_owned(), folder.join("report.html").display().to_string()]),
                 _ => {}
             }

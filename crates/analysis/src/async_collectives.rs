@@ -31,6 +31,13 @@ impl End {
     }
 }
 
+/// Whether an instruction of a fusion is the collective of a chain, or marks its start or end: values go through it, and
+/// the links move them.
+pub(super) fn is_in_chain(instruction: &HloInstructionProto) -> bool {
+    matches!(instruction.custom_call_target.as_str(), "AsyncCollectiveStart" | "AsyncCollectiveDone")
+        || attribute(instruction, "chain_id").is_some() && communication_of(instruction).is_some()
+}
+
 /// An instruction that communicates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Site {
@@ -81,6 +88,11 @@ impl Sites {
 
     pub(super) fn starting(&self, step: Step<'_, '_>) -> Option<Site> {
         self.at(step.place_number, step.position).filter(|site| site.starts)
+    }
+
+    /// Returns each collective, by number, with the place and position where it starts.
+    pub(super) fn starts(&self) -> impl Iterator<Item = (usize, (usize, usize))> {
+        self.at.iter().filter(|(_, site)| site.starts).map(|(&at, site)| (site.collective, at))
     }
 
     pub(super) fn places(&self) -> impl Iterator<Item = usize> {

@@ -55,13 +55,15 @@ pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, d
 pub use estimate::{EstimateError, Hardware, StepTime, TransferTime, UnknownRate, estimate, estimate_walk};
 pub use executions::{DeviceExecutions, KnownInput};
 pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
-pub use measured::{Measured, MeasuredInstruction, longest_program};
+pub use measured::{Measured, MeasuredInstruction, ProfiledEvent, ProfiledLane, longest_program, profiled_lanes};
 pub use megascale::{SliceTransfer, communication_of, slice_count};
 pub use memory::{
     BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, OtherSpace, memory,
     memory_of_assignment, memory_of_dump, memory_of_walk,
 };
-pub use overlap::{CollectiveOverlap, Hidden, ModuleOverlap, OverlapError, overlap};
+pub use overlap::{
+    CollectiveOverlap, Hidden, HostCopyOverlap, ModuleOverlap, OverlapError, overlap, overlap_with_events,
+};
 pub use partitioning::{Partitioning, has_local_shapes};
 pub use pipelines::{Pipeline, PipelineLoop, pipelines};
 pub use redact::Redaction;

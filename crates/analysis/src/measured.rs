@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::walk::Walk;
 use crate::Amount;
 use meshloom_hlo::proto::HloModuleProto;
+use meshloom_hlo::sort;
 use meshloom_hlo::xplane::{PROGRAM_ID_STAT, XEvent, XEventMetadata, XLine, XPlane, XSpace};
 
 /// The time that an instruction took.
@@ -116,6 +117,70 @@ pub fn longest_program(profile: &XSpace) -> Option<(&str, Option<i64>)> {
         }
     }
     sums.into_iter().max_by_key(|&(program, sum)| (sum, program)).map(|(program, _)| program)
+}
+
+/// A line of a profile with the events that tell of instructions, or of a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfiledLane<'a> {
+    /// The name of its plane: a device, or the host.
+    pub plane: &'a str,
+    /// The name of the line: a kind of event, a stream, a thread.
+    pub line: &'a str,
+    /// The events in the order of time.
+    pub events: Vec<ProfiledEvent<'a>>,
+}
+
+/// An event of a profile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProfiledEvent<'a> {
+    /// The name of its instruction, or its own.
+    pub name: &'a str,
+    /// Picoseconds from the first event of all lanes.
+    pub start: i128,
+    /// Picoseconds that it took.
+    pub picoseconds: i64,
+}
+
+/// Returns the lines of a profile for a drawing: those of devices, and of the host the events that name an instruction.
+/// At most `most` events are in them, the longest, and the number of the others is returned too.
+pub fn profiled_lanes(profile: &XSpace, most: usize) -> (Vec<ProfiledLane<'_>>, usize) {
+    let mut lanes = Vec::new();
+    for plane in &profile.planes {
+        let (op, is_device) = (plane.stat_id("hlo_op"), plane.name.starts_with("/device:"));
+        for line in &plane.lines {
+            let event = |event| {
+                let named = plane.stat(event, op).and_then(|stat| plane.text(stat));
+                let name = named.or_else(|| if is_device { name(plane, event) } else { None })?;
+                let start = i128::from(line.timestamp_ns) * 1000 + i128::from(event.offset_ps);
+                Some(ProfiledEvent { name, start, picoseconds: event.duration_ps.max(0) })
+            };
+            let events: Vec<ProfiledEvent<'_>> = line.events.iter().filter_map(event).collect();
+            if !events.is_empty() {
+                lanes.push(ProfiledLane { plane: &plane.name, line: &line.name, events });
+            }
+        }
+    }
+    let mut lengths: Vec<i64> = lanes.iter().flat_map(|lane| &lane.events).map(|event| event.picoseconds).collect();
+    let all = lengths.len();
+    if all > most {
+        sort::by_key(&mut lengths, |&length| std::cmp::Reverse(length));
+        let (shortest, mut left) = (lengths[most], most);
+        let mut keep = |event: &ProfiledEvent<'_>| {
+            let is_kept = event.picoseconds > shortest && left > 0;
+            left -= usize::from(is_kept);
+            is_kept
+        };
+        lanes.iter_mut().for_each(|lane| lane.events.retain(&mut keep));
+        lanes.retain(|lane| !lane.events.is_empty());
+    }
+    let first = lanes.iter().flat_map(|lane| &lane.events).map(|event| event.start).min().unwrap_or(0);
+    for lane in &mut lanes {
+        lane.events.iter_mut().for_each(|event| event.start -= first);
+        // One that contains others comes before them.
+        sort::by_key(&mut lane.events, |event| (event.start, std::cmp::Reverse(event.picoseconds)));
+    }
+    let kept: usize = lanes.iter().map(|lane| lane.events.len()).sum();
+    (lanes, all - kept)
 }
 
 /// Returns the number of runs that most instructions agree on: the number of an instruction's events over its

@@ -297,6 +297,27 @@ pub enum CostBy {
 }
 
 #[derive(Args)]
+pub struct Overlap {
+    #[command(flatten)]
+    pub input: Input,
+    /// The chip whose rates are taken: v5p, v6e, tpu7x, h100, ...
+    #[arg(long, value_name = "CHIP")]
+    pub chip: Option<String>,
+    #[command(flatten)]
+    pub select: Select,
+    /// The most rows to print; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 30, value_parser = parse_whole::<usize>)]
+    pub limit: usize,
+    /// Writes the estimated step as a trace that ui.perfetto.dev opens: lanes for compute, waits and links, loops folded
+    #[arg(long, value_name = "FILE")]
+    pub perfetto: Option<PathBuf>,
+    /// Puts what this profile (*.xplane.pb) measured beside it in the trace. A profile that has its program can be the
+    /// INPUT itself
+    #[arg(long, value_name = "FILE", requires = "perfetto")]
+    pub profile: Option<PathBuf>,
+}
+
+#[derive(Args)]
 pub struct Explain {
     #[command(flatten)]
     pub input: Input,

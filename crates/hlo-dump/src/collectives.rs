@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use meshloom_analysis::{Amount, Bounds, collectives};
 use meshloom_analysis::{AxisPart, Communication, Conditional, ModuleCollective, ModuleCollectives, UncountedCall};
 use meshloom_hlo::device_groups::DeviceGroups;
+use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;
@@ -68,7 +69,8 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     let loaded = load(&arguments.input)?;
     let mut found = of(&loaded);
     let all = found.entries.len();
-    select(&mut found, &arguments.select, &loaded)?;
+    found.entries.retain(selection(&arguments.select, &loaded)?);
+    note_if_none(found.entries.len(), all, &arguments.select);
     sort(&mut found.entries, arguments.by);
     if let Some(by) = arguments.group {
         let groups = sums(&found, by);
@@ -165,24 +167,34 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
 }
 
-/// Keeps the collectives that cross all axes, or parts of axes, that an option names. A collective that does not state
-/// which devices take part may cross any axis.
-pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], loaded: &Loaded) -> Result<()> {
-    let Some(first) = names.first() else { return Ok(()) };
-    let Some(mesh) = &loaded.mesh else {
-        bail!("{option} {first}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
-    };
-    let axes: Vec<AxisPart> = names
+/// Returns whether a collective crosses all axes, or parts of axes, that an option names. One that does not state which
+/// devices take part may cross any axis.
+fn crossing<'a>(
+    option: &str,
+    names: &[String],
+    loaded: &'a Loaded,
+) -> Result<impl Fn(&ModuleCollective) -> bool + use<'a>> {
+    let axes: Vec<(AxisPart, &'a Mesh)> = names
         .iter()
-        .map(|name| AxisPart::parse(name, mesh).with_context(|| format!("{option} {name}")))
+        .map(|name| {
+            let Some(mesh) = &loaded.mesh else {
+                bail!("{option} {name}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
+            };
+            Ok((AxisPart::parse(name, mesh).with_context(|| format!("{option} {name}"))?, mesh))
+        })
         .collect::<Result<_, _>>()?;
-    found.entries.retain(|entry| axes.iter().all(|axis| entry.crosses(axis, mesh).unwrap_or(true)));
+    Ok(move |entry: &ModuleCollective| axes.iter().all(|(axis, mesh)| entry.crosses(axis, mesh).unwrap_or(true)))
+}
+
+/// Keeps the collectives that cross all axes that an option names.
+pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], loaded: &Loaded) -> Result<()> {
+    found.entries.retain(crossing(option, names, loaded)?);
     Ok(())
 }
 
-fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
-    let all = found.entries.len();
-    keep_over(found, "--over", &select.over, loaded)?;
+/// Returns whether options select a collective.
+pub fn selection<'a>(select: &'a Select, loaded: &'a Loaded) -> Result<impl Fn(&ModuleCollective) -> bool + use<'a>> {
+    let crosses = crossing("--over", &select.over, loaded)?;
     if let Some(kind) = &select.kind
         && Communication::named(kind).is_none()
     {
@@ -191,13 +203,18 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         bail!("--kind {kind}: unknown collective{near}; known are {all}");
     }
     check_scope(select.scope.as_deref(), loaded)?;
-    found.entries.retain(|entry| {
-        select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
+    Ok(move |entry: &ModuleCollective| {
+        crosses(entry)
+            && select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
             // An unknown amount may be large.
             && select.min_bytes.is_none_or(|least| entry.total_moved_bytes().bound().is_none_or(|bytes| bytes >= least))
             && select.scope.as_ref().is_none_or(|scope| entry.op_name.contains(scope.as_str()))
             && (!select.in_loops || entry.loop_depth > 0)
-    });
+    })
+}
+
+/// Notes that nothing is selected.
+pub fn note_if_none(left: usize, all: usize, select: &Select) {
     let over = select.over.iter().map(|axis| format!("--over {axis}")).reduce(|one, other| format!("{one} {other}"));
     let options = [
         over,
@@ -206,8 +223,7 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         given("--scope", &select.scope),
         select.in_loops.then(|| "--in-loops".to_owned()),
     ];
-    note_if_empty(found.entries.len(), all, "collective", options);
-    Ok(())
+    note_if_empty(left, all, "collective", options);
 }
 
 fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {

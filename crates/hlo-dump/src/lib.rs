@@ -55,7 +55,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use arguments::{Check, Collectives, Common, Cost, Diff, Explain, Lock, Memory, Report, Show, Traffic};
+use arguments::{Check, Collectives, Common, Cost, Diff, Explain, Lock, Memory, Overlap, Report, Show, Traffic};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -95,6 +95,8 @@ enum Command {
     Memory(Memory),
     /// Estimate what a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
     Cost(Cost),
+    /// Estimate what a compiled schedule hides: how long each collective takes, and how long the device waits for it
+    Overlap(Overlap),
     /// Explain why a tensor has its sharding: from rule or annotation, op by op
     Explain(Explain),
     /// Compare two programs by meaning: renumbering is no difference
@@ -222,6 +224,7 @@ fn execute_command(command: Command, json: bool) -> Result<Outcome> {
         Command::Collectives(collectives) => collectives::run(&collectives, json)?,
         Command::Memory(memory) => memory::run(&memory, json)?,
         Command::Cost(cost) => cost::run(&cost, json)?,
+        Command::Overlap(overlap) => overlap::run(&overlap, json)?,
         Command::Explain(explain) => explain::run(&explain, json)?,
         Command::Diff(diff) => return diff::run(&diff, json),
         Command::Traffic(traffic) => traffic::run(&traffic, json)?,

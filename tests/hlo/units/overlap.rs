@@ -216,27 +216,27 @@ fn fusions_with_parts_of_a_collective_are_one() {
         )
     };
     let meanwhile = format!(
-        "meanwhile {{\n  p = f32[4000] parameter(0)\n  x = f32[9825] parameter(1)\n  g = f32[4000] {collective}\n  \
-         n = f32[9825] negate(x)\n  ROOT r = (f32[9825], f32[4000]) tuple(n, g)\n}}\n"
+        "meanwhile {{\n  p = f32[4000] parameter(0)\n  x = f32[13825] parameter(1)\n  g = f32[4000] {collective}\n  \
+         n = f32[13825] negate(x)\n  ROOT r = (f32[13825], f32[4000]) tuple(n, g)\n}}\n"
     );
     let computations = [part("first", "AsyncCollectiveStart"), meanwhile, part("last", "AsyncCollectiveDone")].concat();
-    let carry = "(s32[], f32[4000], f32[9825])";
+    let carry = "(s32[], f32[4000], f32[13825])";
     let in_loop = format!(
         "body {{\n  t = {carry} parameter(0)\n  i = s32[] get-tuple-element(t), index=0\n  k = s32[] constant(1)\n  \
          j = s32[] add(i, k)\n  s = f32[4000] get-tuple-element(t), index=1\n  \
-         y = f32[9825] get-tuple-element(t), index=2\n  \
-         m = (f32[9825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n  \
+         y = f32[13825] get-tuple-element(t), index=2\n  \
+         m = (f32[13825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n  \
          n = f32[4000] get-tuple-element(m), index=1\n  ROOT r = {carry} tuple(j, n, y)\n}}\n\
          condition {{\n  t = {carry} parameter(0)\n  i = s32[] get-tuple-element(t), index=0\n  n = s32[] constant(1)\n  \
          ROOT l = pred[] compare(i, n), direction=LT\n}}\n"
     );
-    let straight = "  m = (f32[9825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n".to_owned();
+    let straight = "  m = (f32[13825], f32[4000]) fusion(s, y), kind=kCustom, calls=meanwhile\n".to_owned();
     let looped = format!(
         "  z = s32[] constant(0)\n  t = {carry} tuple(z, s, y)\n  m = {carry} while(t), condition=condition, body=body\n"
     );
     for between in [straight, looped] {
         let entry = format!(
-            "  y = f32[9825] parameter(3)\n  s = f32[4000] fusion(q), kind=kCustom, calls=first\n{between}  \
+            "  y = f32[13825] parameter(3)\n  s = f32[4000] fusion(q), kind=kCustom, calls=first\n{between}  \
              e = f32[4000] get-tuple-element(m), index=1\n  ROOT d = f32[4000] fusion(e), kind=kCustom, calls=last\n"
         );
         let text = module(&[&computations[..], &in_loop].concat(), &entry);
@@ -245,11 +245,42 @@ fn fusions_with_parts_of_a_collective_are_one() {
         assert_eq!(counted.len(), 1, "{counted:?}");
         assert!(counted[0].asynchronous && counted[0].computation == "first", "{counted:?}");
         let found = try_on("v5p", &text).expect("a time line");
-        // The collective is there once. The fusion in the middle, which reads and writes 110600 bytes, hides a unit.
+        // The collective is there once. The fusion in the middle, which reads and
+        // writes 110600 bytes besides what is under way, hides a unit.
         assert_eq!(found.transfers.len(), 1, "{found:?}");
         assert!((found.total.seconds / UNIT - 2.0).abs() < 1e-6, "{found:?}");
         assert!((found.total.exposed_seconds / UNIT - 1.0).abs() < 0.01, "{found:?}");
     }
+}
+
+/// The link of an h100 to its host has 64 GB/s, so 64000 bytes take 1 us; that of a v5p is not published.
+#[test]
+fn copies_to_and_from_the_host_queue() {
+    let copy = |name: &str, of: &str, spaces: [&str; 2]| {
+        let [to, from] = spaces.map(|space| format!("f32[16000]{{0{space}}}"));
+        format!("  {name} = ({to}, {from}, u32[]) copy-start({of})\n  {name}-done = {to} copy-done({name})\n")
+    };
+    let twice = "  s = (f32[16000]{0:S(5)}, f32[16000]{0}, u32[]) copy-start(h)\n";
+    let body = [
+        "  h = f32[16000] parameter(3)\n",
+        twice,
+        &copy("t", "h", [":S(5)", ""]),
+        "  s-done = f32[16000]{0:S(5)} copy-done(s)\n",
+        &copy("b", "s-done", ["", ":S(5)"]),
+        "  ROOT r = f32[16000] negate(b-done)\n",
+    ];
+    let text = module("", &body.concat());
+    let found = try_on("h100", &text).expect("a time line");
+    let of = |name: &str| {
+        let copy = found.host_copies.iter().find(|it| it.name == name).expect("a copy");
+        (copy.direction, copy.bytes, (copy.hidden.seconds * 1e9).round(), (copy.hidden.waited_seconds * 1e9).round())
+    };
+    assert_eq!(of("s"), ("to the host", 64_000, 1000.0, 0.0));
+    assert_eq!(of("t"), ("to the host", 64_000, 1000.0, 2000.0));
+    assert_eq!(of("b"), ("from the host", 64_000, 1000.0, 1000.0));
+    assert!((found.waiting_seconds - 3e-6).abs() < 1e-12 && found.transfers.is_empty(), "{found:?}");
+    let found = try_on("v5p", &text).expect("a time line");
+    assert_eq!((found.host_copies.len(), found.waiting_seconds), (3, 0.0));
 }
 
 #[test]

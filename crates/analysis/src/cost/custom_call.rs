@@ -118,6 +118,8 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
         | "BufferToTensor"
         | "TensorToBuffer"
         | "AssumeGatherIndicesInBound"
+        | "AsyncCollectiveStart"
+        | "AsyncCollectiveDone"
         | "annotate_device_placement" => Work::default(),
         _ if is_collective(operands.instruction) => work(0),
         _ if name.starts_with("xla.sdy.") || Border::of(operands.instruction).is_some() => Work::default(),

@@ -166,8 +166,12 @@ impl<'w, 'a> Timer<'w, 'a> {
     /// Returns the time that one execution of an instruction takes to compute, read and write, in seconds. It is 0 for
     /// an instruction that only runs other computations, and where rates are not known.
     pub(crate) fn seconds(&self, place: &Place<'a>, instruction: &HloInstructionProto) -> f64 {
-        let work = self.counter.work(self.walk.computation(place), instruction);
-        Seconds::of(&self.chip, &work, None).map_or(0.0, |seconds| seconds.serial)
+        Seconds::of(&self.chip, &self.work(place, instruction), None).map_or(0.0, |seconds| seconds.serial)
+    }
+
+    /// Returns the work of one execution of an instruction.
+    pub(crate) fn work(&self, place: &Place<'a>, instruction: &HloInstructionProto) -> Work {
+        self.counter.work(self.walk.computation(place), instruction)
     }
 }
 

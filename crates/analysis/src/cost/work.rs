@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 
 use super::operands::{Operands, bytes_of, elements_of};
 use super::{Work, convolution, custom_call};
+use crate::async_collectives::is_in_chain;
 use crate::chips::Arithmetic;
 use crate::index::{Computation, Module};
 use crate::size::product;
@@ -34,6 +35,8 @@ struct OperandReads {
     total: u64,
     /// The bytes that are read of each parameter, by its number.
     parameters: FxHashMap<i64, u64>,
+    /// Whether it is a part of an asynchronous collective's chain.
+    is_in_chain: bool,
 }
 
 impl<'m, 'a> Counter<'m, 'a> {
@@ -113,7 +116,8 @@ impl<'m, 'a> Counter<'m, 'a> {
         let callees = &operands.instruction.called_computation_ids;
         let inside = callees.first().map_or_else(Work::default, |&callee| self.inside(callee, depth));
         let Some(callee) = self.module.callee(operands.instruction, 0) else { return inside };
-        inside.computed_only().with_bytes((self.fusion_reads(callee, depth).total, fusion_writes(operands, callee)))
+        let reads = self.fusion_reads(callee, depth);
+        inside.computed_only().with_bytes((reads.total, fusion_writes(operands, callee, reads.is_in_chain)))
     }
 
     /// Returns the operations of all instructions of a computation.
@@ -153,10 +157,12 @@ impl<'m, 'a> Counter<'m, 'a> {
         // A fusion that contains itself reads nothing there.
         self.reads.borrow_mut().insert(id, Rc::default());
         let users = callee.readers();
-        let mut reads = OperandReads::default();
+        let mut reads =
+            OperandReads { is_in_chain: callee.instructions().iter().any(is_in_chain), ..OperandReads::default() };
+        let passes_on = callee.root().filter(|root| reads.is_in_chain && root.opcode == "tuple").map(|root| root.id);
         for (position, instruction) in callee.instructions().iter().enumerate() {
             let bytes = match instruction.opcode.as_str() {
-                "parameter" => self.read_by_users(callee, &users, position, depth),
+                "parameter" => self.read_by_users((callee, passes_on), &users, position, depth),
                 "constant" if elements_of(instruction) > IMMEDIATE_ELEMENTS => bytes_of(instruction),
                 _ => continue,
             };
@@ -170,12 +176,23 @@ impl<'m, 'a> Counter<'m, 'a> {
         reads
     }
 
-    fn read_by_users(&self, callee: &Computation<'a>, users: &[Vec<usize>], position: usize, depth: usize) -> u64 {
+    /// `passes_on` is the root of a part of an asynchronous collective's chain, which hands on what is under way.
+    fn read_by_users(
+        &self,
+        (callee, passes_on): (&Computation<'a>, Option<i64>),
+        users: &[Vec<usize>],
+        position: usize,
+        depth: usize,
+    ) -> u64 {
         let value = &callee.instructions()[position];
         let whole = bytes_of(value);
         let (mut bytes, mut read_whole) = (0u64, false);
         for &user in &users[position] {
             let user = &callee.instructions()[user];
+            // The device does not read what a transfer takes along, or what is only handed on.
+            if is_in_chain(user) || passes_on == Some(user.id) {
+                continue;
+            }
             let is_first = user.operand_ids.first() == Some(&value.id);
             bytes = bytes.saturating_add(match user.opcode.as_str() {
                 "slice" => bytes_of(user),
@@ -185,7 +202,9 @@ impl<'m, 'a> Counter<'m, 'a> {
                 // The updated elements are not read.
                 "dynamic-update-slice" if is_first => 0,
                 "get-tuple-element" => match callee.position(user.id) {
-                    Some(part) if depth < DEPTH_LIMIT => self.read_by_users(callee, users, part, depth + 1),
+                    Some(part) if depth < DEPTH_LIMIT => {
+                        self.read_by_users((callee, passes_on), users, part, depth + 1)
+                    }
                     _ => 0,
                 },
                 "broadcast" | "reshape" => whole,
@@ -211,10 +230,13 @@ impl<'m, 'a> Counter<'m, 'a> {
     }
 }
 
-/// Returns the bytes that a fusion writes: those it updates in place, else its results.
-fn fusion_writes(operands: &Operands<'_, '_>, callee: &Computation<'_>) -> u64 {
+/// Returns the bytes that a fusion writes: those it updates in place, else its results. A part of an asynchronous
+/// collective's chain also hands on what is under way.
+fn fusion_writes(operands: &Operands<'_, '_>, callee: &Computation<'_>, is_chain: bool) -> u64 {
     let Some(root) = callee.root() else { return operands.result_bytes() };
     let written = |part: &HloInstructionProto| match part.opcode.as_str() {
+        "parameter" if is_chain => 0,
+        _ if is_in_chain(part) => 0,
         "dynamic-update-slice" => callee.operand(part, 1).map_or(0, bytes_of),
         _ => bytes_of(part),
     };

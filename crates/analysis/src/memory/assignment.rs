@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::dataflow::HOST;
 use super::{BufferKind, LiveBuffer, MemoryForm, ModuleMemory, OtherSpace, curve};
+use crate::host_transfers::HOST;
 use meshloom_hlo::proto::heap_simulator_trace::Event;
 use meshloom_hlo::proto::heap_simulator_trace::event::Kind;
 use meshloom_hlo::proto::{

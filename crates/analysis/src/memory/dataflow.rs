@@ -15,15 +15,13 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::schedule::{Schedule, node_count};
+use crate::host_transfers::HOST;
 use crate::size::{padded_bytes, shape_bytes};
 use crate::walk::{Via, Walk};
 use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 
 /// The bytes of a pointer to a part of a tuple.
 const POINTER: u64 = 8;
-
-/// The memory space of the host's memory, in a layout.
-pub(super) const HOST: i64 = 5;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {

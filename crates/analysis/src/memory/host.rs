@@ -4,8 +4,8 @@
 //! (`host_offloader.cc`): a moved value, the buffers that it is written into as a slice, and the slices that are cut
 //! out of those.
 
-use super::dataflow::{Flow, HOST};
-use crate::host_transfers::{Move, move_of};
+use super::dataflow::Flow;
+use crate::host_transfers::{HOST, Move, move_of};
 
 /// Takes values on the host out of the device's memory.
 pub(super) fn take_out(flow: &mut Flow<'_, '_>) {

@@ -47,8 +47,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::cost::scratch_bytes;
+use super::host_transfers::HOST;
 use super::walk::Walk;
-use dataflow::{Class, Flow, HOST};
+use dataflow::{Class, Flow};
 use meshloom_hlo::proto::{HloModuleProto, HloProto};
 use meshloom_hlo::sort;
 use meshloom_hlo::source::{Sources, op_name};

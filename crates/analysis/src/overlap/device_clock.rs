@@ -1,16 +1,19 @@
 //! The time line of a schedule: a clock that compute moves, links that transfers queue for, and waits.
 
-use indexmap::IndexSet;
 use rustc_hash::FxHashMap;
 
-use super::{Beside, CollectiveOverlap, Hidden};
+use super::events::{BranchEvents, Content, EventNames, Recorder, ScheduleEvents, ScheduleTransfer};
+use super::wiring::Wiring;
+use super::{Beside, CollectiveOverlap, Hidden, HostCopyOverlap};
 use crate::async_collectives::{End, Site, Sites};
 use crate::collectives::ModuleCollective;
-use crate::cost::{CostOptions, Link, Timer, transfer};
+use crate::cost::{CostOptions, Timer};
+use crate::host_transfers::{HostCopy, copy_of};
 use crate::megascale::communication_of;
 use crate::memory::order;
 use crate::walk::{Via, Walk};
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
+use meshloom_hlo::source::Sources;
 
 /// Loops this deep are followed once, with their first iteration standing for all.
 const LOOP_DEPTH_LIMIT: usize = 8;
@@ -58,13 +61,13 @@ impl DeviceClock {
     }
 }
 
-/// A collective under way, from its start on.
+/// Collectives under way, or a copy to or from the host, from the start on.
 struct Flight<'a> {
-    /// Its collectives, with how often each runs.
+    /// Its transfers, with how often each runs.
     entries: Vec<(usize, f64)>,
     /// Whether it is a chain of fusions.
     is_chain: bool,
-    /// Each collective's stretch of time on its links; empty before it has its operands.
+    /// Each transfer's stretch of time on its links; empty before it has its operands.
     pieces: Vec<(usize, f64, f64)>,
     /// The time that the device had computed when the flight began.
     computed: f64,
@@ -73,20 +76,43 @@ struct Flight<'a> {
     is_done: bool,
 }
 
+/// A copy to or from the host, where it stands.
+struct HostSite<'a> {
+    place: usize,
+    instruction: &'a HloInstructionProto,
+    copy: HostCopy,
+}
+
+/// The sums over all executions of a transfer.
+#[derive(Default)]
+struct Executed {
+    synchronous: bool,
+    hidden: Hidden,
+    beside_seconds: f64,
+    largest_beside: Option<Beside>,
+}
+
 /// A module on its way along the time line.
 pub(super) struct Simulation<'w, 'a> {
     module: &'a HloModuleProto,
     walk: &'w Walk<'a>,
     timer: Timer<'w, 'a>,
     sites: Sites,
-    /// The links of each collective, and its time on them.
-    wires: Vec<LinkTimes>,
-    found: Vec<CollectiveOverlap>,
-    /// Whether each place, or one that it calls, has a collective.
+    collectives: Vec<ModuleCollective>,
+    /// The copies to and from the host: transfers that are numbered after the collectives.
+    host: Vec<HostSite<'a>>,
+    /// The number of each such copy among the transfers, by place and position.
+    host_at: FxHashMap<(usize, usize), usize>,
+    /// The links of each transfer, and its time on them.
+    wires: Wiring,
+    executed: Vec<Executed>,
+    /// Whether each place, or one that it calls, has a transfer.
     sends: Vec<bool>,
     /// The time that each place computes in one execution, where it is known already.
     plain: FxHashMap<usize, f64>,
     line: DeviceClock,
+    /// The events, if they are to be drawn.
+    recorder: Option<Recorder>,
 }
 
 impl<'w, 'a> Simulation<'w, 'a> {
@@ -99,41 +125,97 @@ impl<'w, 'a> Simulation<'w, 'a> {
         options: &CostOptions,
     ) -> Option<Simulation<'w, 'a>> {
         let chip = options.chip?;
+        let (host, host_at) = host_copies(walk, entries.len());
         let mut sends = vec![false; walk.places().len()];
-        sites.places().for_each(|place| sends[place] = true);
+        sites.places().chain(host.iter().map(|it| it.place)).for_each(|place| sends[place] = true);
         for (number, place) in walk.places().iter().enumerate().rev() {
             if let Some(caller) = place.caller {
                 sends[caller.place] |= sends[number];
             }
         }
-        let (wires, link_count) = wires(&entries, options)?;
-        let overlap = |collective| {
-            let (hidden, beside_seconds, largest_beside) = (Hidden::default(), 0.0, None);
-            CollectiveOverlap { collective, synchronous: false, hidden, beside_seconds, largest_beside }
-        };
+        let mut wires = Wiring::of(&entries, options)?;
+        let rate = chip.device_host_bandwidth();
+        host.iter().for_each(|it| wires.add_host_copy(it.copy, rate));
+        let executed = (0..entries.len() + host.len()).map(|_| Executed::default()).collect();
         Some(Simulation {
             module,
             walk,
             timer: Timer::of(walk, chip),
             sites,
+            collectives: entries,
+            host,
+            host_at,
+            line: DeviceClock { free: vec![0.0; wires.link_count()], ..DeviceClock::default() },
             wires,
-            found: entries.into_iter().map(overlap).collect(),
+            executed,
             sends,
             plain: FxHashMap::default(),
-            line: DeviceClock { free: vec![0.0; link_count], ..DeviceClock::default() },
+            recorder: None,
         })
+    }
+
+    /// Notes the events of what is followed from here on.
+    pub(super) fn record(&mut self) {
+        self.recorder = Some(Recorder::default());
     }
 
     /// Follows the entry.
     pub(super) fn run(&mut self) {
         if !self.walk.places().is_empty() {
+            // The event of the whole step, whatever of it is too much to draw.
+            let event = self.open(Content::Iteration { body: 0, count: 1 }, 1.0);
             self.place(0, 1.0);
+            self.close(event);
         }
     }
 
-    /// Returns the overlap of each collective, and how long the device computes and waits.
-    pub(super) fn finish(self) -> (Vec<CollectiveOverlap>, f64, f64) {
-        (self.found, self.line.computed(), self.line.waited)
+    /// Returns how long the device computes and waits.
+    pub(super) fn seconds(&self) -> (f64, f64) {
+        (self.line.computed(), self.line.waited)
+    }
+
+    /// Returns at most `most` events. Transfers have their numbers among those that [`Simulation::finish`] returns.
+    pub(super) fn events(&mut self, most: usize) -> ScheduleEvents {
+        let Some(recorder) = self.recorder.take() else { return ScheduleEvents::default() };
+        let mut starts: Vec<Option<&'a HloInstructionProto>> = vec![None; self.collectives.len()];
+        for (collective, (place, position)) in self.sites.starts() {
+            starts[collective] = self.walk.places()[place].computation.instructions.get(position);
+        }
+        let (of_collectives, _) = self.executed.split_at(self.collectives.len());
+        let mut shown = 0;
+        let mut transfers = Vec::new();
+        for ((it, executed), start) in self.collectives.iter().zip(of_collectives).zip(starts) {
+            transfers.push((ScheduleTransfer::Collective(shown), start, it.moved_bytes.or(it.bytes)));
+            shown += usize::from(executed.hidden.takes_time());
+        }
+        let of_host = |(number, it): (usize, &HostSite<'a>)| {
+            (ScheduleTransfer::HostCopy(number), Some(it.instruction), Some(it.copy.bytes))
+        };
+        transfers.extend(self.host.iter().enumerate().map(of_host));
+        let names = EventNames {
+            walk: self.walk,
+            timer: &self.timer,
+            sources: Sources::of(self.module),
+            wires: &self.wires,
+            transfers: &transfers,
+        };
+        recorder.finish(most, &names)
+    }
+
+    /// Returns the overlap of each collective, and of each copy to or from the host.
+    pub(super) fn finish(self) -> (Vec<CollectiveOverlap>, Vec<HostCopyOverlap>) {
+        let mut executed = self.executed.into_iter();
+        let mut transfers = Vec::new();
+        for (collective, executed) in self.collectives.into_iter().zip(&mut executed) {
+            let Executed { synchronous, hidden, beside_seconds, largest_beside } = executed;
+            transfers.push(CollectiveOverlap { collective, synchronous, hidden, beside_seconds, largest_beside });
+        }
+        let host = self.host.iter().zip(executed);
+        let host = host.map(|(it, executed)| {
+            let place = &self.walk.places()[it.place];
+            HostCopyOverlap::of(self.module, (place, it.instruction, it.copy), executed.synchronous, executed.hidden)
+        });
+        (transfers, host.collect())
     }
 
     /// Follows one execution of a place, which stands for `weight` executions.
@@ -171,7 +253,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 flights.push(flight);
                 continue;
             }
-            self.instruction(place, position, instruction, weight, &mut flights);
+            self.instruction((place, position), instruction, weight, &mut flights);
             let computed = self.line.computed() - before;
             for flight in flights.iter_mut().filter(|flight| !flight.is_done && !flight.pieces.is_empty()) {
                 if computed > flight.largest.map_or(0.0, |(_, most)| most) {
@@ -186,7 +268,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
 
     /// Returns a flight, if an instruction is the first half of collectives.
     fn started(&self, place: usize, position: usize, instruction: &'a HloInstructionProto) -> Option<Flight<'a>> {
-        let entries = if let Some(site) = self.sites.at(place, position) {
+        let entries = if let Some(&entry) = self.host_at.get(&(place, position)) {
+            if !instruction.opcode.ends_with("-start") {
+                return None;
+            }
+            vec![(entry, 1.0)]
+        } else if let Some(site) = self.sites.at(place, position) {
             let is_half = communication_of(instruction)?.1 || instruction.opcode == "send";
             if !is_half || is_synchronous(instruction) {
                 return None;
@@ -203,17 +290,17 @@ impl<'w, 'a> Simulation<'w, 'a> {
         (!entries.is_empty()).then(|| Flight::of(entries))
     }
 
-    /// Follows an instruction that starts nothing: compute, a collective in one piece, or a call of other computations.
+    /// Follows an instruction that starts nothing: compute, a transfer in one piece, or a call of other computations.
     fn instruction(
         &mut self,
-        place: usize,
-        position: usize,
+        (place, position): (usize, usize),
         instruction: &'a HloInstructionProto,
         weight: f64,
         flights: &mut Vec<Flight<'a>>,
     ) {
-        if let Some(site) = self.sites.at(place, position) {
-            self.at_once(vec![(site.collective, 1.0)], weight);
+        let host = self.host_at.get(&(place, position)).copied().filter(|&entry| self.wires.times[entry].1 > 0.0);
+        if let Some(entry) = host.or_else(|| Some(self.sites.at(place, position)?.collective)) {
+            self.at_once(vec![(entry, 1.0)], weight);
             return;
         }
         let sends = self.walk.callees_at(place, position).any(|callee| self.sends[callee]);
@@ -222,11 +309,90 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 let entries = self.inside(place, position);
                 self.at_once(entries, weight);
             }
-            // Copies and other asynchronous work hide nothing, and the device does not wait for them.
+            // Copies within the device's memories and other asynchronous work hide nothing, and the device does not
+            // wait for them.
             opcode if opcode.ends_with("-start") => {}
             "fusion" if sends => self.fusion(place, position, instruction, weight, flights),
-            _ if sends => self.callees(place, position, weight),
-            _ => self.line.clock += self.plain_instruction(place, position),
+            _ if sends => {
+                let content = Content::Instruction { place, position, holds: true };
+                let event = self.open(content, weight);
+                self.callees(place, position, weight);
+                self.close(event);
+            }
+            _ => {
+                let (begin, seconds) = (self.line.clock, self.plain_instruction(place, position));
+                self.line.clock += seconds;
+                if self.recorder.is_some() {
+                    self.draw((place, position), begin, seconds, weight);
+                }
+            }
+        }
+    }
+
+    /// Begins an event that contains what follows.
+    fn open(&mut self, content: Content, weight: f64) -> Option<usize> {
+        let now = self.line.clock;
+        self.recorder.as_mut()?.add((now, now), weight, content)
+    }
+
+    fn close(&mut self, event: Option<usize>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.close(event, self.line.clock);
+        }
+    }
+
+    /// Notes an instruction without transfers that begins at a time, with what it runs: one iteration of each loop.
+    fn draw(&mut self, (place, position): (usize, usize), begin: f64, seconds: f64, weight: f64) {
+        let callees: Vec<(usize, Via)> = self
+            .walk
+            .callees_at(place, position)
+            .filter_map(|callee| Some((callee, self.walk.places()[callee].caller?.via)))
+            .filter(|(_, via)| matches!(via, Via::LoopBody | Via::LoopCondition | Via::Call | Via::Branch(_)))
+            .collect();
+        let found = &self.walk.places()[place];
+        let own = self.timer.seconds(found, &found.computation.instructions[position]);
+        let Some(recorder) = self.recorder.as_mut().filter(|_| seconds > 0.0) else { return };
+        // An instruction that is only counted is counted as a whole.
+        let holds = !callees.is_empty() && !recorder.is_full();
+        recorder.add((begin, begin + seconds), weight, Content::Instruction { place, position, holds });
+        if !holds {
+            return;
+        }
+        if own > 0.0 {
+            recorder.add((begin, begin + own), weight, Content::Instruction { place, position, holds: false });
+        }
+        let branches = callees.iter().filter(|(_, via)| matches!(via, Via::Branch(_)));
+        let least = branches.map(|&(callee, _)| (callee, self.plain_place(callee))).min_by(|a, b| a.1.total_cmp(&b.1));
+        let mut now = begin + own;
+        for (callee, via) in callees {
+            let once = self.plain_place(callee);
+            match via {
+                Via::LoopBody | Via::LoopCondition => {
+                    let count = self.times(place, callee, via);
+                    if count > 0 && once > 0.0 {
+                        let weight = weight * count as f64;
+                        if let Some(recorder) = &mut self.recorder {
+                            recorder.add((now, now + once), weight, Content::Iteration { body: callee, count });
+                        }
+                        self.draw_place(callee, now, weight);
+                        now += once * count as f64;
+                    }
+                }
+                Via::Branch(_) if least.is_none_or(|(least, _)| least != callee) => {}
+                _ => {
+                    self.draw_place(callee, now, weight);
+                    now += once;
+                }
+            }
+        }
+    }
+
+    fn draw_place(&mut self, place: usize, begin: f64, weight: f64) {
+        let mut now = begin;
+        for position in order(self.module, self.walk, place) {
+            let seconds = self.plain_instruction(place, position);
+            self.draw((place, position), now, seconds, weight);
+            now += seconds;
         }
     }
 
@@ -259,7 +425,9 @@ impl<'w, 'a> Simulation<'w, 'a> {
         // The fusion's own computation is before the flights that it starts, and after those that it ends: it hides
         // neither.
         ended.into_iter().for_each(|flight| self.land(&mut flights[flight], weight));
+        let event = self.open(Content::Instruction { place, position, holds: false }, weight);
         self.line.clock += computed;
+        self.close(event.filter(|_| computed > 0.0));
         for mut flight in launched {
             self.launch(&mut flight);
             flights.push(flight);
@@ -272,7 +440,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
     /// Follows a transfer that the device waits for from its start on.
     fn at_once(&mut self, entries: Vec<(usize, f64)>, weight: f64) {
         let mut flight = Flight::of(entries);
-        flight.entries.iter().for_each(|&(entry, _)| self.found[entry].synchronous = true);
+        flight.entries.iter().for_each(|&(entry, _)| self.executed[entry].synchronous = true);
         self.launch(&mut flight);
         self.land(&mut flight, weight);
     }
@@ -280,7 +448,7 @@ impl<'w, 'a> Simulation<'w, 'a> {
     fn launch(&mut self, flight: &mut Flight<'a>) {
         flight.computed = self.line.computed();
         for &(entry, times) in &flight.entries {
-            let (links, seconds) = &self.wires[entry];
+            let (links, seconds) = &self.wires.times[entry];
             let begin = links.iter().fold(self.line.clock, |latest, &link| latest.max(self.line.free[link]));
             let end = begin + seconds * times;
             links.iter().for_each(|&link| self.line.free[link] = end);
@@ -298,13 +466,17 @@ impl<'w, 'a> Simulation<'w, 'a> {
         let beside = self.line.computed() - flight.computed;
         flight.pieces.sort_by(|a, b| a.2.total_cmp(&b.2));
         for &(entry, _, end) in &flight.pieces {
-            let waited = self.line.waited;
+            let (clock, waited) = (self.line.clock, self.line.waited);
             self.line.wait_until(end);
-            self.found[entry].hidden.waited_seconds += weight * (self.line.waited - waited);
+            let waited = self.line.waited - waited;
+            self.executed[entry].hidden.waited_seconds += weight * waited;
+            if let Some(recorder) = self.recorder.as_mut().filter(|_| waited > 0.0) {
+                recorder.add((clock, end), weight, Content::Wait { entry });
+            }
         }
         for &(entry, begin, end) in &flight.pieces {
-            let exposed = self.line.waited_in(begin, end);
-            let found = &mut self.found[entry];
+            let exposed = self.line.waited_in(begin, end).max(0.0);
+            let found = &mut self.executed[entry];
             found.hidden.seconds += weight * (end - begin);
             found.hidden.exposed_seconds += weight * exposed;
             found.beside_seconds += weight * beside;
@@ -313,6 +485,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
             {
                 let (name, op) = (instruction.name.clone(), instruction.opcode.clone());
                 found.largest_beside = Some(Beside { name, op, seconds });
+            }
+            // A copy whose time is not known has no length.
+            if let Some(recorder) = self.recorder.as_mut().filter(|_| end > begin || entry >= self.collectives.len()) {
+                recorder.add((begin, end), weight, Content::Transfer { entry, exposed });
             }
         }
     }
@@ -325,8 +501,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
             true => line.place(callee, weight),
             false => line.line.clock += line.plain_place(callee),
         };
-        let before = self.line.clone();
+        let is_branch = |callee: usize| {
+            self.walk.places()[callee].caller.is_some_and(|caller| matches!(caller.via, Via::Branch(_)))
+        };
+        let before = if callees.clone().any(is_branch) { self.line.clone() } else { DeviceClock::default() };
         let mut least: Option<DeviceClock> = None;
+        let (mut kept, from) = (BranchEvents::default(), self.recorder.as_ref().map_or(0, Recorder::len));
         for callee in callees {
             match self.walk.places()[callee].caller.map(|caller| caller.via) {
                 Some(via @ (Via::LoopBody | Via::LoopCondition)) => {
@@ -336,8 +516,12 @@ impl<'w, 'a> Simulation<'w, 'a> {
                 Some(Via::Branch(_)) => {
                     self.line = before.clone();
                     once(self, callee);
-                    if least.as_ref().is_none_or(|line| self.line.computed() < line.computed()) {
+                    let is_least = least.as_ref().is_none_or(|line| self.line.computed() < line.computed());
+                    if is_least {
                         least = Some(self.line.clone());
+                    }
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.end_branch(from, is_least, &mut kept);
                     }
                 }
                 Some(Via::Call) => once(self, callee),
@@ -346,6 +530,9 @@ impl<'w, 'a> Simulation<'w, 'a> {
         }
         if let Some(least) = least {
             self.line = least;
+            if let Some(recorder) = &mut self.recorder {
+                recorder.take(kept);
+            }
         }
     }
 
@@ -360,7 +547,13 @@ impl<'w, 'a> Simulation<'w, 'a> {
     /// have left the links that the first one uses.
     fn repeat(&mut self, callee: usize, times: u64, weight: f64) {
         if !self.sends[callee] {
-            self.line.clock += self.plain_place(callee) * times as f64;
+            let (begin, once) = (self.line.clock, self.plain_place(callee));
+            self.line.clock += once * times as f64;
+            if let Some(recorder) = self.recorder.as_mut().filter(|_| once > 0.0 && times > 0) {
+                let weight = weight * times as f64;
+                recorder.add((begin, begin + once), weight, Content::Iteration { body: callee, count: times });
+                self.draw_place(callee, begin, weight);
+            }
             return;
         }
         let is_idle = self.line.free.iter().all(|&free| free <= self.line.clock);
@@ -369,7 +562,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
         for round in rounds.into_iter().filter(|&round| round > 0) {
             let DeviceClock { clock, waited, .. } = self.line;
             let wait_count = self.line.waits.len();
-            self.place(callee, weight * round as f64);
+            let weight = weight * round as f64;
+            let event = self.open(Content::Iteration { body: callee, count: round }, weight);
+            self.place(callee, weight);
+            self.close(event);
             if round > 1 {
                 let (took, waited_once) = (self.line.clock - clock, self.line.waited - waited);
                 self.line.waits.truncate(wait_count);
@@ -405,7 +601,10 @@ impl<'w, 'a> Simulation<'w, 'a> {
             ..DeviceClock::default()
         };
         let outer = std::mem::replace(&mut self.line, own);
+        // Its events are drawn where it stands, by `draw`.
+        let recorder = self.recorder.take();
         self.callees(place, position, 0.0);
+        self.recorder = recorder;
         std::mem::replace(&mut self.line, outer).clock
     }
 
@@ -445,51 +644,14 @@ fn is_synchronous(instruction: &HloInstructionProto) -> bool {
     config.is_some_and(|config| config["collective_backend_config"]["is_sync"] == true)
 }
 
-/// The links of a collective, by number, and its time on them.
-type LinkTimes = (Vec<usize>, f64);
-
-/// Whether a permute goes both ways round, as the exchange of two devices does.
-fn is_swap(entry: &ModuleCollective) -> bool {
-    entry.pairs.iter().any(|&(from, to)| entry.pairs.contains(&(to, from)))
-}
-
-/// Returns the links of each collective, by number, with its time on them, and the number of links. The result is
-/// `None` for a chip without rates.
-fn wires(entries: &[ModuleCollective], options: &CostOptions) -> Option<(Vec<LinkTimes>, usize)> {
-    const NETWORK: &str = "the network";
-    const SWITCH: &str = "the switch";
-    let is_switched = options.chip?.is_switched();
-    let mut links: IndexSet<String> = IndexSet::from([NETWORK.to_owned()]);
-    let mut wires = Vec::new();
-    for entry in entries {
-        let (link, mut seconds) = transfer(entry, options)?;
-        let names = match (link, &entry.axes) {
-            (Link::Network, _) => Some(vec![NETWORK.to_owned()]),
-            (Link::Ring, _) if is_switched => Some(vec![SWITCH.to_owned()]),
-            // Parts of an axis lie on its links. A permute by several places takes the links that many times. A shift
-            // goes one way, over half of the links; all other transfers go both ways.
-            (Link::Ring, Some(axes)) => {
-                let places = entry.shift.unwrap_or(0);
-                seconds *= places.unsigned_abs().max(1) as f64;
-                let ways = match places {
-                    0 => &["+", "-"][..],
-                    _ if is_swap(entry) => &["+", "-"],
-                    1.. => &["+"],
-                    _ => &["-"],
-                };
-                if ways.len() == 1 {
-                    seconds *= 2.0;
-                }
-                let names = axes.iter().map(|axis| axis.whole_name());
-                Some(names.flat_map(|name| ways.iter().map(move |way| format!("{name}{way}"))).collect())
-            }
-            (Link::Ring, None) => None,
-        };
-        let numbers = names.map(|names| names.into_iter().map(|name| links.insert_full(name).0).collect::<Vec<_>>());
-        wires.push((numbers, seconds));
+/// Returns the copies to and from the host, and their numbers among transfers, which begin after the others.
+fn host_copies<'a>(walk: &Walk<'a>, first: usize) -> (Vec<HostSite<'a>>, FxHashMap<(usize, usize), usize>) {
+    let (mut host, mut at) = (Vec::new(), FxHashMap::default());
+    for step in walk.steps().filter(|step| !step.place.fused) {
+        if let Some(copy) = copy_of(walk.module(), walk.computation(step.place), step.instruction) {
+            at.insert((step.place_number, step.position), first + host.len());
+            host.push(HostSite { place: step.place_number, instruction: step.instruction, copy });
+        }
     }
-    // A collective that may be anywhere needs at least one ring.
-    let count = links.len().max(2);
-    let all = |numbers: Option<Vec<usize>>| numbers.unwrap_or_else(|| (1..count).collect());
-    Some((wires.into_iter().map(|(numbers, seconds)| (all(numbers), seconds)).collect(), count))
+    (host, at)
 }

@@ -20,7 +20,10 @@
 //! - Second halves that lie beyond the end of the computation are taken to stand at its end.
 //! - Each branch of a conditional is followed, and its collectives count as if it were taken each time. The
 //!   instructions after the conditional, and transfers beside it, see the branch that computes least.
-//! - Copies between memories that run asynchronously, and other asynchronous compute, take no time: they hide nothing.
+//! - Copies to and from the host's memory queue for the link to the host, each direction for itself. Where its rate is
+//!   not published, as for TPUs, they take no time.
+//! - Other copies between memories that run asynchronously, and other asynchronous compute, take no time: they hide
+//!   nothing.
 //! - A loop with an unknown trip count runs once.
 //!
 //! The following forms of asynchronous collectives are known. XLA has its own pairs (`all-gather-start`,
@@ -33,6 +36,8 @@
 //! Rates are peak rates, of compute and of links, so times are lower bounds, and the share is an estimate.
 
 mod device_clock;
+pub mod events;
+mod wiring;
 
 use serde::Serialize;
 
@@ -40,11 +45,15 @@ use super::async_collectives::Sites;
 use super::collectives::{ModuleCollective, collectives_at};
 use super::cost::CostOptions;
 use super::device_walk::DeviceWalk;
-use super::walk::{Via, Walk};
+use super::estimate::{FROM_HOST, TO_HOST};
+use super::host_transfers::{HostCopy, Move};
+use super::walk::{Place, Via, Walk};
+use crate::Amount;
 use device_clock::Simulation;
+use events::ScheduleEvents;
 use meshloom_hlo::mesh::Mesh;
-use meshloom_hlo::proto::HloModuleProto;
-use meshloom_hlo::source::Sources;
+use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
+use meshloom_hlo::source::{Sources, op_name};
 
 /// More levels of calls than any compiler makes.
 const DEPTH_LIMIT: usize = 256;
@@ -68,6 +77,11 @@ impl Hidden {
             exposed_seconds: sum.exposed_seconds + part.exposed_seconds,
             waited_seconds: sum.waited_seconds + part.waited_seconds,
         })
+    }
+
+    /// Whether something is sent, or waited for: a receiver sends nothing, and waits for its links.
+    pub(crate) fn takes_time(&self) -> bool {
+        self.seconds > 0.0 || self.waited_seconds > 0.0
     }
 
     /// Returns the hidden share, from 0 to 1; `None` if nothing is sent.
@@ -104,15 +118,62 @@ pub struct CollectiveOverlap {
     pub largest_beside: Option<Beside>,
 }
 
+/// A copy to or from the host's memory on the time line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HostCopyOverlap {
+    /// [`TO_HOST`](crate::estimate::TO_HOST) or [`FROM_HOST`](crate::estimate::FROM_HOST).
+    pub direction: &'static str,
+    /// The bytes of one execution.
+    pub bytes: u64,
+    /// How often it runs in one run of the program.
+    pub executions: Amount,
+    /// Whether the device waits for all of it.
+    pub synchronous: bool,
+    /// The times of all its executions; 0 where the rate of the link to the host is not published.
+    #[serde(flatten)]
+    pub hidden: Hidden,
+    /// The name of the instruction.
+    pub name: String,
+    /// The name of the computation that it is in.
+    pub computation: String,
+    /// The scopes and the op of its metadata.
+    pub op_name: String,
+    /// The line of its source, as `file:line`.
+    pub source: Option<String>,
+}
+
+impl HostCopyOverlap {
+    fn of(
+        module: &HloModuleProto,
+        (place, instruction, copy): (&Place<'_>, &HloInstructionProto, HostCopy),
+        synchronous: bool,
+        hidden: Hidden,
+    ) -> HostCopyOverlap {
+        HostCopyOverlap {
+            direction: if copy.direction == Move::ToHost { TO_HOST } else { FROM_HOST },
+            bytes: copy.bytes,
+            executions: place.executions,
+            synchronous,
+            hidden,
+            name: instruction.name.clone(),
+            computation: place.computation.name.clone(),
+            op_name: op_name(instruction).to_owned(),
+            source: Sources::of(module).line(instruction).map(|line| line.to_string()),
+        }
+    }
+}
+
 /// The time line of a module.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModuleOverlap {
     /// The chip whose rates it has.
     pub chip: &'static str,
-    /// The collectives that send something, in the order of the program.
+    /// The collectives that send something, or that the device waits for, in the order of the program.
     pub transfers: Vec<CollectiveOverlap>,
     /// The sum of all of them.
     pub total: Hidden,
+    /// The copies to and from the host's memory.
+    pub host_copies: Vec<HostCopyOverlap>,
     /// The time that the device computes, in seconds.
     pub computing_seconds: f64,
     /// The time that it waits for transfers, in seconds.
@@ -127,7 +188,8 @@ pub enum OverlapError {
     /// The module is not compiled.
     #[error(
         "the module has no schedule, so nothing says what runs beside a collective; compile it first, as by \
-         `meshloom compile INPUT --target v5p:2x2x1 -o compiled.txt`"
+         `meshloom compile INPUT --target v5p:2x2x1 -o compiled.txt`, or in JAX by `lowered.compile()`, whose `as_text()` \
+         is the compiled module; of an XLA dump, take the module after optimizations"
     )]
     NotScheduled,
     /// No chip was given, or no rates are published for it.
@@ -152,6 +214,28 @@ pub fn overlap(
     mesh: Option<&Mesh>,
     options: &CostOptions,
 ) -> Result<ModuleOverlap, OverlapError> {
+    Ok(follow(module, mesh, options, None)?.0)
+}
+
+/// Returns the same, and at most `most` events of the time line: transfers and waits first, then what computes longest.
+///
+/// # Errors
+/// The errors are those of [`overlap`].
+pub fn overlap_with_events(
+    module: &HloModuleProto,
+    mesh: Option<&Mesh>,
+    options: &CostOptions,
+    most: usize,
+) -> Result<(ModuleOverlap, ScheduleEvents), OverlapError> {
+    follow(module, mesh, options, Some(most))
+}
+
+fn follow(
+    module: &HloModuleProto,
+    mesh: Option<&Mesh>,
+    options: &CostOptions,
+    most: Option<usize>,
+) -> Result<(ModuleOverlap, ScheduleEvents), OverlapError> {
     if module.schedule.is_none() {
         return Err(OverlapError::NotScheduled);
     }
@@ -171,13 +255,27 @@ pub fn overlap(
         None => found.entries,
     };
     let mut simulation = Simulation::new(module, walk, sites, entries, options).ok_or_else(no_rates)?;
+    if most.is_some() {
+        simulation.record();
+    }
     simulation.run();
-    let (mut transfers, computing_seconds, waiting_seconds) = simulation.finish();
-    transfers.retain(|transfer| transfer.hidden.seconds > 0.0);
+    let (computing_seconds, waiting_seconds) = simulation.seconds();
+    let events = most.map(|most| simulation.events(most)).unwrap_or_default();
+    let (mut transfers, host_copies) = simulation.finish();
+    transfers.retain(|transfer| transfer.hidden.takes_time());
     let total = Hidden::sum(transfers.iter().map(|transfer| transfer.hidden));
     let is_loop = |place: usize| walk.places()[place].caller.is_some_and(|caller| caller.via == Via::LoopBody);
     let loops_counted_once = (0..walk.places().len()).any(|place| is_loop(place) && walk.trip_count(place).is_none());
-    Ok(ModuleOverlap { chip: chip.name, transfers, total, computing_seconds, waiting_seconds, loops_counted_once })
+    let found = ModuleOverlap {
+        chip: chip.name,
+        transfers,
+        total,
+        host_copies,
+        computing_seconds,
+        waiting_seconds,
+        loops_counted_once,
+    };
+    Ok((found, events))
 }
 
 fn is_deep(walk: &Walk<'_>) -> bool {

@@ -1,7 +1,5 @@
 //! `meshloom compile`: compiles for hardware that need not be here, in a child process, with the maker's plugin.
 
-mod overlap_table;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -93,7 +91,7 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     print(after, compiled, &found, emitted.as_ref(), arguments.limit);
     if let Some(time_line) = &time_line {
         line("");
-        overlap_table::print(time_line, arguments.limit);
+        overlap::print(time_line, arguments.limit);
     }
     Ok(())
 }
