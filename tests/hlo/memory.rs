@@ -454,6 +454,24 @@ fn memories_are_apart() {
     assert_eq!(spaces(&found), [(5, KIB)]);
 }
 
+/// The compiler for TPUs keeps the memory of results for results; others put temporaries there while it is free.
+#[test]
+fn memory_of_results_on_a_tpu() {
+    let temporaries = |tile: &str| {
+        let source = format!(
+            "HloModule m, is_scheduled=true
+            ENTRY main {{
+                x = f32[1024]{{0{tile}}} parameter(0)
+                a = f32[1024]{{0{tile}}} custom-call(x), custom_call_target=\"a\"
+                b = f32[256]{{0}} custom-call(a), custom_call_target=\"b\"
+                ROOT d = f32[1024]{{0{tile}}} custom-call(b), custom_call_target=\"d\"
+            }}"
+        );
+        of(&text(&source)).temporaries
+    };
+    assert_eq!((temporaries(""), temporaries(":T(1024)")), (KIB, 5 * KIB));
+}
+
 /// A module that is not compiled: what is elementwise has no memory.
 #[test]
 fn what_will_be_fused_has_no_memory() {

@@ -59,7 +59,9 @@ fn of_program(arguments: &Memory, loaded: &Loaded, message: Option<&OutOfMemory>
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     check_scope(arguments.scope.as_deref(), loaded)?;
     let mut found = of(loaded)?;
-    let remedies = (arguments.remedies || message.is_some()).then(|| remedies_of(loaded, found.peak)).transpose()?;
+    // A compiler that refuses a program knows its peak better than an estimate.
+    let peak = message.filter(|message| device_bytes(message).is_some()).map_or(found.peak, |message| message.needed);
+    let remedies = (arguments.remedies || message.is_some()).then(|| remedies_of(loaded, peak)).transpose()?;
     select(arguments, &mut found.live_at_peak);
     let chip_bytes = chip.and_then(Chip::device_memory);
     let upper = upper(&found, chip.map(|chip| chip.backend).or_else(|| loaded.backend()));
@@ -92,7 +94,7 @@ fn of_program(arguments: &Memory, loaded: &Loaded, message: Option<&OutOfMemory>
     Ok(())
 }
 
-/// Returns what would be smaller. The peak of an assignment is the compiler's: savings are taken off it.
+/// Returns what would be smaller, with savings taken off this peak.
 fn remedies_of(loaded: &Loaded, peak: u64) -> Result<Vec<Remedy>> {
     let before = loaded.before.as_deref().map(read_before).transpose()?.flatten();
     let mut found = remedies(&loaded.module, before.as_ref(), loaded.mesh.as_ref())?;
@@ -144,12 +146,14 @@ fn of_message(arguments: &Memory, mut message: OutOfMemory, json: bool) -> Resul
         print_live(&message.live, arguments.limit);
     }
     let there_is = chip.and_then(Chip::device_memory).or_else(|| device_bytes(&message));
-    print_remedies(&remedies, there_is, arguments.limit);
+    if !remedies.is_empty() {
+        print_remedies(&remedies, there_is, arguments.limit);
+    }
     line("");
     line(&paint(
         DIM,
-        "the message lists a part of the values: add --program with the program, or with the folder of XLA's dumps \
-         (XLA_FLAGS=--xla_dump_to=FOLDER), for all of them and for remedies by the whole program",
+        "for all values and remedies, add --program with the program, or with the folder of XLA's dumps \
+         (XLA_FLAGS=--xla_dump_to=FOLDER)",
     ));
     Ok(())
 }

@@ -60,7 +60,7 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
 }
 
 /// Whether layouts have tiles, as those of TPUs do, whose memories besides the main one are on the chip.
-fn has_tiles(module: &HloModuleProto) -> bool {
+pub(super) fn has_tiles(module: &HloModuleProto) -> bool {
     let is_tiled = |shape: &ShapeProto| shape.layout.as_ref().is_some_and(|layout| !layout.tiles.is_empty());
     let mut shapes = module.computations.iter().flat_map(|it| &it.instructions).filter_map(|it| it.shape.as_ref());
     shapes.any(|shape| is_tiled(shape) || shape.tuple_shapes.iter().any(is_tiled))

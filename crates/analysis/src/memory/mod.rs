@@ -15,7 +15,7 @@
 //! - An update in place takes over the memory of an operand, if it is the last to read it. An elementwise op may do so,
 //!   if the operand is in the memory of a result, or is a value of the heap that is alone in its buffer.
 //! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies
-//!   in it. Temporary values use the memory of results and of donated arguments while it is free.
+//!   in it. Temporary values use the memory of results and of donated arguments while it is free, but on TPUs.
 //! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is
 //!   live. The pointers of tuples have memory of their own. The scratch memory that a custom call states, besides
 //!   operands and results, is such a value while the call runs.
@@ -320,13 +320,15 @@ struct Ports {
     outputs: Vec<u32>,
     /// The outputs with the arguments that they lie in.
     aliases: Vec<(u32, u32)>,
+    /// Whether the module is compiled for a TPU, whose compiler keeps the memory of results for results alone.
+    keeps_results: bool,
 }
 
 impl Ports {
     /// Marks arguments and results.
     fn of(module: &HloModuleProto, flow: &mut Flow<'_, '_>, donated: &[Pairing]) -> Ports {
         if flow.walk.places().is_empty() {
-            return Ports { arguments: Vec::new(), outputs: Vec::new(), aliases: Vec::new() };
+            return Ports { arguments: Vec::new(), outputs: Vec::new(), aliases: Vec::new(), keeps_results: false };
         }
         let parameters: FxHashMap<i64, usize> = flow.parameters(0).into_iter().collect();
         let root = flow.root(0);
@@ -365,7 +367,7 @@ impl Ports {
         for &(output, argument) in &aliases {
             flow.class(output).argument = Some(argument);
         }
-        Ports { arguments, outputs, aliases }
+        Ports { arguments, outputs, aliases, keeps_results: assignment::has_tiles(module) }
     }
 
     /// Returns the classes of arguments whose memory a result is in.
@@ -375,7 +377,7 @@ impl Ports {
 
     /// Returns the values of the heap: those that no argument or result has room for, with those that took over.
     fn heap(&self, flow: &mut Flow<'_, '_>, handovers: &[Handover]) -> HeapValues {
-        let reusable = self.reusable(flow);
+        let reusable = if self.keeps_results { Vec::new() } else { self.reusable(flow) };
         let mut constants = 0u64;
         let (mut heap, mut fixed) = (Vec::new(), Vec::new());
         let classes: Vec<(u32, Class)> = flow.classes().collect();

@@ -62,6 +62,10 @@ pub(super) fn names(op_name: &str) -> Vec<&str> {
     let path = op_name.split_once('[').map_or(op_name, |(path, _)| path);
     let Some((path, _)) = path.rsplit_once('/') else { return Vec::new() };
     let of = |mut name| {
+        // The body of a loop over layers, as a whole.
+        if name == "eval_jaxpr" {
+            return Some("(body)");
+        }
         for outer in ["transpose(", "jvp(", "vmap("] {
             if let Some(inner) = str::strip_prefix(name, outer).and_then(|name| name.strip_suffix(')')) {
                 name = inner;
@@ -87,10 +91,15 @@ pub(super) fn folded_name(name: &str) -> String {
     folded
 }
 
-fn scope_of(instruction: &HloInstructionProto) -> PassScope {
-    let name = op_name(instruction);
+fn scope_of(name: &str) -> PassScope {
     let is_backward = name.split('/').any(is_backward);
     PassScope { names: names(name).into_iter().map(str::to_owned).collect(), is_backward }
+}
+
+/// Returns the name of a fusion that states none: that of the last of its instructions that has scopes.
+fn name_within<'a>(fused: &Computation<'a>) -> &'a str {
+    let named = fused.instructions().iter().rev().map(op_name);
+    named.into_iter().find(|name| !names(name).is_empty()).unwrap_or_default()
 }
 
 /// When a value is written and read, and in which scopes.
@@ -158,6 +167,8 @@ pub(super) fn scopes(flow: &mut Flow<'_, '_>, heap: &HeapValues) -> Vec<RematSco
 struct Scopes {
     all: Vec<PassScope>,
     numbers: FxHashMap<PassScope, u32>,
+    /// The scope of each point.
+    of_points: Vec<u32>,
 }
 
 impl Scopes {
@@ -169,12 +180,43 @@ impl Scopes {
         })
     }
 
+    /// Finds the scope of each point. An instruction of the compiler's own is of the scope of what it reads.
+    fn of_points(&mut self, flow: &Flow<'_, '_>) {
+        self.of_points = vec![self.number(PassScope::default()); flow.schedule.point_count()];
+        let mut within: FxHashMap<i64, &str> = FxHashMap::default();
+        for time in 0..flow.schedule.point_count() {
+            let point = flow.schedule.point_at(time);
+            let instruction = flow.instruction(point);
+            let mut name = op_name(instruction);
+            let fused = flow.walk.module().callee(instruction, 0).filter(|_| instruction.opcode == "fusion");
+            if let Some(fused) = fused.filter(|_| !name.contains('/')) {
+                name = within.entry(fused.proto().id).or_insert_with(|| name_within(fused));
+            }
+            let scope = match name.contains('/') {
+                true => Some(self.number(scope_of(name))),
+                false => flow.operand(point, 0).map(|operand| self.of_points[operand]),
+            };
+            self.of_points[point] = scope.unwrap_or(self.of_points[point]);
+        }
+    }
+
     /// Returns the scopes, and the values of the heap that are saved for the backward pass.
     fn saved(flow: &mut Flow<'_, '_>, values: &[Lifetime]) -> (Scopes, Vec<Saved>) {
         let mut scopes = Scopes::default();
+        scopes.of_points(flow);
         let mut uses: FxHashMap<u32, Uses> = FxHashMap::default();
         for time in (0..flow.schedule.point_count() as u32).rev() {
             scopes.note(flow, time, &mut uses);
+        }
+        // A loop's stack may be copied before another loop reads it.
+        for time in 0..flow.schedule.point_count() {
+            let point = flow.schedule.point_at(time);
+            let copied = flow.operand(point, 0).filter(|_| flow.instruction(point).opcode == "copy");
+            let Some(operand) = copied.map(|operand| flow.nodes(operand).start) else { continue };
+            let (node, operand) = (flow.nodes(point).start, flow.find(operand));
+            if let Some(stack) = uses.get(&operand).and_then(|found| found.stack) {
+                uses.entry(flow.find(node)).or_default().stack.get_or_insert(stack);
+            }
         }
         let saved = values.iter().enumerate().filter_map(|(position, value)| {
             let found = uses.get(&value.class)?;
@@ -219,12 +261,13 @@ impl Scopes {
         if CARRIERS.contains(&instruction.opcode.as_str()) {
             return;
         }
-        let scope = self.number(scope_of(instruction));
+        let scope = self.of_points[point];
         let results: Vec<u32> = flow.nodes(point).map(|node| flow.find(node)).collect();
-        let stack = self.stack(flow, point);
+        let stacks = self.stacks(flow, point);
         for &class in &results {
             let found = uses.entry(class).or_default();
             found.writes.insert((time, scope));
+            let stack = stacks.iter().find(|(of, _)| *of == class).map(|&(_, stack)| stack);
             found.stack = found.stack.or(stack);
         }
         let read_on = |class: &u32| uses.get(class).map(|found| &found.reads).filter(|reads| !reads.is_empty());
@@ -243,37 +286,90 @@ impl Scopes {
         let operands: Vec<usize> = flow.operands(point).flatten().collect();
         for operand in operands {
             for node in flow.nodes(operand) {
-                uses.entry(flow.find(node)).or_default().reads.extend(&read_at);
+                let class = flow.find(node);
+                // A slice that is written into a stack is no reader of it.
+                if self.all[scope as usize].is_backward || !results.contains(&class) {
+                    uses.entry(class).or_default().reads.extend(&read_at);
+                }
             }
         }
     }
 
-    /// Returns the scope of the slice that an instruction writes into a stack of a loop, and the number of slices.
-    fn stack(&mut self, flow: &mut Flow<'_, '_>, point: usize) -> Option<(u32, u64)> {
+    /// Returns the stacks that an instruction in a loop writes a slice of: by class, the scope of the slice and the
+    /// number of slices.
+    fn stacks(&mut self, flow: &mut Flow<'_, '_>, point: usize) -> Vec<(u32, (u32, u64))> {
         let instruction = flow.instruction(point);
         let (place, _) = flow.schedule.instruction(point);
-        flow.walk.places()[place].innermost_loop?;
-        let around = flow.walk.computation(&flow.walk.places()[place]);
+        if flow.walk.places()[place].innermost_loop.is_none() {
+            return Vec::new();
+        }
         let fused = if instruction.opcode == "fusion" { flow.walk.module().callee(instruction, 0) } else { None };
-        let update = match fused {
-            Some(fused) => {
-                let root = behind(fused, fused.root()?);
-                let root = if root.opcode == "tuple" { fused.operands(root).flatten().find(is_update)? } else { root };
-                let update = behind(fused, Some(root).filter(is_update).and_then(|root| fused.operand(root, 1))?);
-                match update.opcode.as_str() {
-                    "parameter" => around.operand(instruction, usize::try_from(update.parameter_number).ok()?)?,
-                    _ => update,
-                }
+        let around = flow.walk.computation(&flow.walk.places()[place]);
+        let inside = fused.unwrap_or(around);
+        let roots: Vec<(Option<i64>, &HloInstructionProto)> = match fused.map(|fused| (fused, fused.root())) {
+            Some((fused, Some(root))) if root.opcode == "tuple" => {
+                let elements = (0..).zip(fused.operands(root));
+                elements.filter_map(|(nth, element)| Some((Some(nth), element?))).collect()
             }
-            None => {
-                is_update(&instruction).then_some(())?;
-                around.operand(instruction, 1)?
-            }
+            Some((_, root)) => root.map(|root| (None, root)).into_iter().collect(),
+            None => vec![(None, instruction)],
         };
-        let slices = |of: &HloInstructionProto| of.shape.as_ref().map_or(0, crate::size::elements);
-        let whole = flow.nodes(point).start;
-        let count = flow.shape(whole).map_or(0, crate::size::elements) / slices(update).max(1);
-        (count > 1).then(|| (self.number(scope_of(behind(around, update))), count))
+        let mut found = Vec::new();
+        for (element, root) in roots {
+            let update = Some(behind(inside, root)).filter(is_update);
+            let Some(slice) = update.and_then(|update| inside.operand(update, 1)) else { continue };
+            let elements = |of: &HloInstructionProto| of.shape.as_ref().map_or(0, crate::size::elements);
+            let count = elements(root) / elements(slice).max(1);
+            let node = element.map_or(flow.nodes(point).start, |element| flow.element(point, element).start);
+            if count > 1 && flow.nodes(point).contains(&node) {
+                let scope = self.scope_of_slice(flow, point, fused, behind(inside, slice));
+                found.push((flow.find(node), (scope, count)));
+            }
+        }
+        found
+    }
+
+    /// Returns the scope of a slice: of what makes it, inside the fusion that writes it or before.
+    fn scope_of_slice(
+        &mut self,
+        flow: &mut Flow<'_, '_>,
+        point: usize,
+        fused: Option<&Computation<'_>>,
+        slice: &HloInstructionProto,
+    ) -> u32 {
+        let position = match fused {
+            Some(_) if slice.opcode == "parameter" => usize::try_from(slice.parameter_number).ok(),
+            Some(_) => None,
+            None => Some(1),
+        };
+        if let Some(operand) = position.and_then(|position| flow.operand(point, position)) {
+            return self.scope_of_value(flow, operand);
+        }
+        let own = scope_of(op_name(slice));
+        match fused.filter(|_| own.names.is_empty()) {
+            Some(fused) => self.number(scope_of(name_within(fused))),
+            None => self.number(own),
+        }
+    }
+
+    /// Returns the scope of what makes a value: around a call, or before what only gives it another form.
+    fn scope_of_value(&self, flow: &mut Flow<'_, '_>, mut point: usize) -> u32 {
+        /// More than any compiler writes in a row.
+        const MOST: usize = 16;
+        for _ in 0..MOST {
+            let node = flow.nodes(point).start;
+            point = flow.class(node).definer as usize;
+            let is_form = matches!(
+                flow.instruction(point).opcode.as_str(),
+                "bitcast" | "reshape" | "broadcast" | "copy" | "convert" | "transpose"
+            );
+            let is_named = !self.all[self.of_points[point] as usize].names.is_empty();
+            match flow.operand(point, 0).filter(|_| is_form && !is_named) {
+                Some(operand) => point = operand,
+                None => break,
+            }
+        }
+        self.of_points[point]
     }
 
     /// Returns the values that change if the scopes of some saved values are computed again, by position.
@@ -286,7 +382,11 @@ impl Scopes {
         }
         let mut changed = Vec::new();
         for value in saved {
-            let is_other = |&reader: &u32| !self.all[reader as usize].names.starts_with(names(value));
+            let is_other = |&reader: &u32| {
+                // What has no scope reads for others that have one.
+                let reader = &self.all[reader as usize].names;
+                !reader.is_empty() && !reader.starts_with(names(value))
+            };
             if value.backward_readers.iter().any(is_other) {
                 continue;
             }
