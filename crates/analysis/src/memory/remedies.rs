@@ -226,13 +226,13 @@ fn divides(shape: &ShapeProto, axes: &[Vec<AxisPart>], mesh: &Mesh, is_local: bo
             Some((_, size)) => size,
             None => mesh.axis(&axis.name).map_or(1, |axis| mesh.size(axis) as u64),
         });
-        if is_local { 1 } else { sizes.product::<u64>().max(1) }
+        if is_local { 1 } else { sizes.fold(1, u64::saturating_mul).max(1) }
     };
     let whole = [];
     shape.dimensions.iter().enumerate().any(|(nth, &dimension)| {
         let dimension = u64::try_from(dimension).unwrap_or(0);
         let parts = parts(axes.get(nth).map_or(&whole[..], Vec::as_slice));
-        dimension > 0 && dimension % parts.saturating_mul(size) == 0
+        dimension > 0 && dimension.is_multiple_of(parts.saturating_mul(size))
     })
 }
 
