@@ -158,6 +158,8 @@ class Buffer:
     kind: str
     """``argument``, ``output``, ``temporary`` or ``constant``."""
     bytes: int
+    padding: int | None
+    """The part of the bytes that tiles add."""
     shape: str
     op_name: str | None
     source: str | None

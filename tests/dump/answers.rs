@@ -1,6 +1,7 @@
 //! Tests of the answers of `hlo-dump` where not everything is known, or not everything is given.
 
 use crate::dump::command::{check_refused, prints, run, with_input};
+use serde_json::Value;
 
 const CONFIG: &str = "examples/configs/default.toml";
 
@@ -168,4 +169,144 @@ fn drawings_end() {
     }
     let refused = drawn(&(text + "}\n"));
     assert!(refused.status == 2 && refused.err.contains("`--emit dot`"), "{}", refused.err);
+}
+
+/// What a compiler for TPUs says of a program that is too large, in a log; amounts by hand.
+const TPU_MESSAGE: &str = "\
+step 0 is compiled
+jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 10.00G of 8.00G hbm. \
+Exceeded hbm capacity by 2.00G.
+
+Total hbm usage >= 10.50G:
+    reserved        512.00M
+    program          10.00G
+    arguments         2.00G
+
+Output size 2.00G; shares 512.00M with arguments.
+
+  Largest program allocations in hbm:
+
+  1. Size: 3.00G
+     Operator: op_name=\"jit(step)/jvp(layers_0)/mlp/dot_general\" source_file=\"model.py\" source_line=7
+     Shape: f32[1024,786432]{1,0:T(8,128)}
+     Unpadded size: 3.00G
+     XLA label: %fusion.1 = f32[1024,786432]{1,0:T(8,128)} fusion(%p.1), kind=kLoop
+     Allocation type: HLO temp
+     ==========================
+
+  2. Size: 3.00G
+     Operator: op_name=\"jit(step)/jvp(layers_1)/mlp/dot_general\" source_file=\"model.py\" source_line=7
+     Shape: f32[1024,786432]{1,0:T(8,128)}
+     Unpadded size: 3.00G
+     XLA label: %fusion.2 = f32[1024,786432]{1,0:T(8,128)} fusion(%p.2), kind=kLoop
+     Allocation type: HLO temp
+     ==========================
+
+  3. Size: 1.00G
+     Operator: op_name=\"jit(step)/transpose(jvp(layers_1))/mlp/reshape\"
+     Shape: f32[2097152,1]{1,0:T(8,128)}
+     Unpadded size: 8.00M
+     Extra memory due to padding: 1016.00M (128.0x expansion)
+     XLA label: %copy.3 = f32[2097152,1]{1,0:T(8,128)} copy(%p.3)
+     Allocation type: HLO temp
+     ==========================
+
+  Largest program allocations in vmem:
+
+  1. Size: 64.0K
+     Shape: f32[128,128]{1,0:T(8,128)}
+     ==========================
+";
+
+/// The same of an allocator, with stamps before the lines.
+const GPU_MESSAGE: &str = "\
+W1130 10:00:00 bfc_allocator.cc:501] Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB (rounded to \
+2147483904)requested by op
+I1130 10:00:00 bfc_allocator.cc:1100] Limit:                      3221225472
+I1130 10:00:00 bfc_allocator.cc:1100] InUse:                      2147483648
+E1130 10:00:00 pjrt.cc:1] Execution failed: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2147483648 bytes.
+BufferAssignment OOM Debugging.
+BufferAssignment stats:
+             parameter allocation:    1.00GiB
+              constant allocation:         0B
+        maybe_live_out allocation:    1.00GiB
+     preallocated temp allocation:    2.00GiB
+                 total allocation:    3.50GiB
+Peak buffers:
+\tBuffer 1:
+\t\tSize: 1.00GiB
+\t\tOperator: op_name=\"jit(f)/layer/dot_general\" source_file=\"f.py\" source_line=3
+\t\tXLA Label: custom-call
+\t\tShape: f32[1024,262144]
+\t\t==========================
+
+\tBuffer 2:
+\t\tSize: 512.00MiB
+\t\tEntry Parameter Subshape: bf16[1024,262144]
+\t\t==========================
+";
+
+const GIB: u64 = 1 << 30;
+
+/// Returns the kind, the subject and the bytes of each remedy.
+fn remedies(json: &Value) -> Vec<(String, String, u64)> {
+    let text = |row: &Value, field: &str| row[field].as_str().expect("text").to_owned();
+    let rows = json["remedies"].as_array().expect("a list").iter();
+    rows.map(|row| (text(row, "kind"), text(row, "of"), row["saves"].as_u64().expect("bytes"))).collect()
+}
+
+#[test]
+fn a_message_says_what_was_alive() {
+    let json = with_input(&["memory", "-", "--json"], TPU_MESSAGE.as_bytes()).json();
+    let message = &json["out_of_memory"];
+    assert_eq!((&message["needed"], &json["missing"]), (&(10 * GIB).into(), &(2 * GIB).into()));
+    let live: Vec<_> = message["live"].as_array().expect("a list").iter().map(|row| row["name"].clone()).collect();
+    assert_eq!(live, ["fusion.1", "fusion.2", "copy.3"]);
+    assert_eq!(message["live"][0]["source"], "model.py:7");
+    // Two layers of 3 GiB, of which one is computed at a time; outputs that lie in no argument; tiles of 128 columns.
+    let kinds = |kind: &str, of: &str, bytes: u64| (kind.to_owned(), of.to_owned(), bytes);
+    let expected = [
+        kinds("remat", "layers_*", 3 * GIB),
+        kinds("remat", "layers_*/mlp", 3 * GIB),
+        kinds("donation", "", 3 * GIB / 2),
+        kinds("padding", "f32[2097152,1]", 1016 << 20),
+    ];
+    assert_eq!(remedies(&json), expected);
+    let text = with_input(&["memory", "-"], TPU_MESSAGE.as_bytes()).out;
+    for said in ["out of memory while compiling", "missing", "compute layers_*/mlp again", "fits"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+}
+
+#[test]
+fn a_message_of_an_allocator() {
+    let json = with_input(&["memory", "-", "--json"], GPU_MESSAGE.as_bytes()).json();
+    let message = &json["out_of_memory"];
+    assert_eq!((&message["ran_out_while"], &message["there_is"]), (&"running".into(), &GIB.into()));
+    assert_eq!(message["needed"], 2 * GIB + 256);
+    let live = |field: &str| [0, 1].map(|nth| message["live"][nth][field].clone());
+    assert_eq!(live("kind"), ["temporary", "argument"]);
+    assert_eq!(live("shape"), ["f32[1024,262144]", "bf16[1024,262144]"]);
+    // 4 GiB in all, less the 3.5 that there are: half of the outputs lies in arguments.
+    assert_eq!(remedies(&json), [("donation".to_owned(), String::new(), GIB / 2)]);
+    // Values in quotes, as in a traceback, are the same.
+    let quoted = format!("{GPU_MESSAGE:?}");
+    let other = with_input(&["memory", "-", "--json"], quoted.as_bytes()).json();
+    assert_eq!(other["out_of_memory"]["live"], message["live"]);
+}
+
+#[test]
+fn a_message_and_its_program() {
+    let short = "E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO temporaries \
+                 (17.50G) exceeds available HBM (15.75G). HLO module: jit_step.";
+    let json = with_input(&["memory", "-", "--json"], short.as_bytes()).json();
+    assert_eq!(json["out_of_memory"]["module"], "jit_step");
+    assert_eq!(json["missing"], 7 * GIB / 4);
+    let program = ["memory", "-", "--json", "--program", "tests/foreign/fsdp_mlp.unoptimized.txt"];
+    let json = with_input(&program, short.as_bytes()).json();
+    assert_eq!(json["out_of_memory"]["needed"], 35 * GIB / 2);
+    assert!(json["peak"].as_u64().is_some() && json["remedies"].is_array(), "{json}");
+    let other = with_input(&["collectives", "-"], short.as_bytes());
+    assert_ne!(other.status, 0);
+    assert!(other.err.contains("is read by `hlo-dump memory`"), "{}", other.err);
 }

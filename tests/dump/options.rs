@@ -152,6 +152,13 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("memory", "--limit", &[TEXT, "--limit", "2", "--json"], Refused("--json prints all rows")),
     ("memory", "--chip", &[TEXT, "--chip", "v9"], Refused("no chip is called \"v9\"")),
     ("memory", "--chip", &[TEXT, "--chip", "cpu"], Said("how much memory cpu has is not known")),
+    (
+        "memory",
+        "--remedies",
+        &[TEXT, "--remedies"],
+        Said("the mesh is not known, so no argument is split over an axis"),
+    ),
+    ("memory", "--program", &[TEXT, "--program", TEXT], Refused("belongs to an out-of-memory message")),
     ("cost", "--limit", &[TEXT, "--limit", "2", "--json"], Refused("--json prints all rows")),
     ("cost", "--chip", &[TEXT, "--chip", "v9"], Refused("no chip is called \"v9\"")),
     ("cost", "--by", &[TEXT, "--by", "size"], Refused("invalid value 'size'")),

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::hlo::programs::{golden, ours, text};
 use flate2::{Compression, GzBuilder};
+use meshloom::analysis::memory::{Remedy, RemedyKind, remedies};
 use meshloom::analysis::{
     BufferKind, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment, memory_of_dump,
 };
@@ -453,6 +454,24 @@ fn memories_are_apart() {
     assert_eq!(spaces(&found), [(5, KIB)]);
 }
 
+/// The compiler for TPUs keeps the memory of results for results; others put temporaries there while it is free.
+#[test]
+fn memory_of_results_on_a_tpu() {
+    let temporaries = |tile: &str| {
+        let source = format!(
+            "HloModule m, is_scheduled=true
+            ENTRY main {{
+                x = f32[1024]{{0{tile}}} parameter(0)
+                a = f32[1024]{{0{tile}}} custom-call(x), custom_call_target=\"a\"
+                b = f32[256]{{0}} custom-call(a), custom_call_target=\"b\"
+                ROOT d = f32[1024]{{0{tile}}} custom-call(b), custom_call_target=\"d\"
+            }}"
+        );
+        of(&text(&source)).temporaries
+    };
+    assert_eq!((temporaries(""), temporaries(":T(1024)")), (KIB, 5 * KIB));
+}
+
 /// A module that is not compiled: what is elementwise has no memory.
 #[test]
 fn what_will_be_fused_has_no_memory() {
@@ -702,4 +721,63 @@ fn assignments_are_the_truth() {
         assert_eq!(arguments(&found), arguments(&estimate), "{}", golden.name);
         assert_eq!(memory_of_assignment(golden.module(), golden.dump.buffer_assignment.as_ref().unwrap()), found);
     }
+}
+
+/// What each remedy saves, and what is applied to.
+fn saved(source: &str) -> Vec<(RemedyKind, String, u64)> {
+    let found = remedies(&text(source), None, None).expect("its remedies");
+    let row = |remedy: Remedy| (remedy.kind, remedy.of, remedy.saves);
+    found.into_iter().map(row).collect()
+}
+
+/// Two layers save 2 KiB each for the backward pass. Computed again, those of the first are not there while the second
+/// is in its backward pass, which has 1 KiB of its own.
+#[test]
+fn a_scope_that_is_computed_again_is_saved_once() {
+    let call = |line: &str, name: &str| {
+        format!("{line}, custom_call_target=\"f\", metadata={{op_name=\"jit(f)/{name}/dot\"}}\n")
+    };
+    let source = [
+        "HloModule m, is_scheduled=true\nENTRY main {\nx = f32[256] parameter(0)\n".to_owned(),
+        call("a = f32[512] custom-call(x)", "jvp(layers_0)/mlp"),
+        call("h = f32[256] custom-call(a)", "jvp(layers_0)/out"),
+        call("b = f32[512] custom-call(h)", "jvp(layers_1)/mlp"),
+        call("i = f32[256] custom-call(b)", "jvp(layers_1)/out"),
+        call("c = f32[256] custom-call(i, b)", "transpose(jvp(layers_1))/mlp"),
+        call("ROOT d = f32[256] custom-call(c, a)", "transpose(jvp(layers_0))/mlp"),
+        "}".to_owned(),
+    ]
+    .concat();
+    let now = of(&text(&source));
+    assert_eq!((now.live_temporaries, now.peak), (5 * KIB, 7 * KIB));
+    let expected = [
+        (RemedyKind::Remat, "layers_*".to_owned(), 2 * KIB),
+        (RemedyKind::Remat, "layers_*/mlp".to_owned(), 2 * KIB),
+        (RemedyKind::Donation, "x".to_owned(), KIB),
+    ];
+    assert_eq!(saved(&source), expected);
+    // Another scope's backward pass reads the value of the first layer: it is kept.
+    let kept = source.replace("transpose(jvp(layers_0))/mlp", "transpose(jvp(layers_0))/out");
+    assert_eq!(saved(&kept)[0], (RemedyKind::Remat, "layers_*".to_owned(), 2 * KIB));
+    assert!(!saved(&kept).iter().any(|(_, of, _)| of == "layers_*/mlp"));
+}
+
+/// Each output takes one argument of its type; an argument that is donated already counts no more.
+#[test]
+fn arguments_are_donated_once() {
+    let source = |alias: &str| {
+        format!(
+            "HloModule m, is_scheduled=true{alias}
+            ENTRY main {{
+                p = f32[256] parameter(0), metadata={{op_name=\"state['w']\"}}
+                q = f32[256] parameter(1), metadata={{op_name=\"old\"}}
+                a = f32[256] custom-call(p, q), custom_call_target=\"a\"
+                b = f32[128] custom-call(a), custom_call_target=\"b\"
+                ROOT r = (f32[256], f32[128]) tuple(a, b)
+            }}"
+        )
+    };
+    let each = [(RemedyKind::Donation, "old".to_owned(), KIB), (RemedyKind::Donation, "state".to_owned(), KIB)];
+    assert_eq!(saved(&source("")), each);
+    assert!(saved(&source(", input_output_alias={ {0}: (1, {}, may-alias) }")).is_empty());
 }

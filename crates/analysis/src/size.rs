@@ -33,6 +33,12 @@ pub(super) fn padded_bytes(shape: &ShapeProto) -> Option<u64> {
     array_bytes(shape.element_type, &sizes)
 }
 
+/// Returns the bytes of an array in memory that are padding; 0 for a tuple.
+pub(super) fn padding(shape: &ShapeProto) -> u64 {
+    let bytes = padded_bytes(shape).zip(shape_bytes(shape));
+    bytes.map_or(0, |(padded, plain)| padded.saturating_sub(plain))
+}
+
 /// Returns the number of elements of an array; for a tuple, of all its arrays; 0 for a shape without any.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match PrimitiveType::try_from(shape.element_type) {

@@ -264,6 +264,13 @@ pub struct Memory {
     /// Compares the peak with this chip's memory
     #[arg(long, value_name = "CHIP")]
     pub chip: Option<String>,
+    /// Says what would be smaller: scopes that are computed again, arguments that are donated or split over a mesh
+    /// axis, padding. An out-of-memory message has this always
+    #[arg(long)]
+    pub remedies: bool,
+    /// For an out-of-memory message: the program that it is about, or the dump folder of the run
+    #[arg(long, value_name = "INPUT", help_heading = "Reading")]
+    pub program: Option<PathBuf>,
 }
 
 #[derive(Args)]

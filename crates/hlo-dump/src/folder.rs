@@ -134,6 +134,8 @@ pub fn parts(name: &str) -> Option<(String, String, bool)> {
         "autotune",
         "flags",
         "target_config",
+        "target_arguments",
+        "comp_env",
     ];
     if !stem.starts_with("module_") || beside.iter().any(|word| stem.contains(word)) {
         return None;
@@ -146,6 +148,8 @@ pub fn parts(name: &str) -> Option<(String, String, bool)> {
             || (word.len() == 4 && word.bytes().all(|byte| byte.is_ascii_digit()))
             || word.starts_with("after_")
             || word.starts_with("before_")
+            // What a compiler for TPUs leaves of a program that is too large.
+            || word == "oom_intermediate_module"
     };
     let at = words.iter().skip(1).position(|word| starts(word)).map_or(words.len(), |at| at + 1);
     // A GPU's generation stands before the stage: `sm_9.0_gpu_after_optimizations`.
@@ -192,7 +196,11 @@ pub fn named<'a, D>(modules: &'a BTreeMap<String, D>, wanted: &str) -> Result<(&
 /// Returns the dumps at a stage: one, or one in each form.
 fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
     let of = |word: &&str| {
-        let found: Vec<Dump> = dumps.iter().filter(|dump| dump.point.contains(*word)).cloned().collect();
+        let mut found: Vec<Dump> = dumps.iter().filter(|dump| dump.point.contains(*word)).cloned().collect();
+        // `after_optimizations_before_buffer_assignment` is not yet what runs.
+        if found.iter().any(|dump| dump.point.ends_with(*word)) {
+            found.retain(|dump| dump.point.ends_with(*word));
+        }
         (!found.is_empty()).then_some(found)
     };
     stage.words_of_dumps().iter().find_map(of).unwrap_or_default()

@@ -1,8 +1,9 @@
 //! Loads a module from a command-line argument.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use meshloom_analysis::memory::{OutOfMemory, may_be_out_of_memory, out_of_memory};
 use meshloom_analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
@@ -30,6 +31,8 @@ pub struct Loaded {
     pub module: HloModuleProto,
     pub config: Option<HloModuleConfigProto>,
     pub buffers: Option<BufferAssignmentProto>,
+    /// Of a dump folder: the program before XLA did anything, which states how arguments are split.
+    pub before: Option<PathBuf>,
     pub mesh: Option<Mesh>,
     pub devices: Devices,
     pub partitioning: Partitioning,
@@ -162,7 +165,11 @@ pub fn load(input: &Input) -> Result<Loaded> {
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
     let name = source::name(path);
-    let loaded = load_named(path, &name, reading).map_err(|error| in_input(error, &name))?;
+    without_secrets(load_named(path, &name, reading).map_err(|error| in_input(error, &name))?, &name)
+}
+
+/// Refuses a run config where names are secret.
+fn without_secrets(loaded: Loaded, name: &str) -> Result<Loaded> {
     if loaded.run.is_some() && streams::is_redacting() {
         bail!(
             "{name}: --redact is for HLO, and this is a run config; `hlo-dump show CONFIG --emit proto --output FILE` \
@@ -187,17 +194,46 @@ pub fn in_input(error: anyhow::Error, name: &str) -> anyhow::Error {
     anyhow!("{name}: it cannot be loaded{place}; the reason may have names in it, so it is told without --redact only")
 }
 
+/// A program, or XLA's message that one ran out of memory.
+pub enum ProgramOrMessage {
+    Program(Box<Loaded>),
+    Message(OutOfMemory),
+}
+
+/// Loads a program. A text that is none may have XLA's message somewhere, as a log does.
+pub fn load_or_message(input: &Input) -> Result<ProgramOrMessage> {
+    let (path, reading) = (&input.path, &input.reading);
+    let name = source::name(path);
+    if path.is_dir() {
+        return Ok(ProgramOrMessage::Program(Box::new(load(input)?)));
+    }
+    let bytes = read_all(path).map_err(|error| in_input(error, &name))?;
+    match load_bytes(&bytes, path, &name, reading) {
+        Ok(loaded) => Ok(ProgramOrMessage::Program(Box::new(without_secrets(loaded, &name)?))),
+        Err(error) => match out_of_memory(&String::from_utf8_lossy(&bytes)) {
+            Some(mut message) => {
+                streams::redacted(|redaction| redaction.message(&mut message));
+                Ok(ProgramOrMessage::Message(message))
+            }
+            None => Err(in_input(error, &name)),
+        },
+    }
+}
+
 fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     if path.is_dir() {
         return load_folder(path, reading);
     }
-    let bytes = read_all(path)?;
+    load_bytes(&read_all(path)?, path, name, reading)
+}
+
+fn load_bytes(bytes: &[u8], path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     let waiting = busy(name, bytes.len());
-    if XSpace::is_profile(&bytes) {
+    if XSpace::is_profile(bytes) {
         if reading.pass.is_some() {
             bail!("--pass chooses a file of an XLA dump folder, and this is a profile");
         }
-        let space = XSpace::read(&bytes, &streams::limits()).with_context(|| name.to_owned())?;
+        let space = XSpace::read(bytes, &streams::limits()).with_context(|| name.to_owned())?;
         drop(waiting);
         return from_profile(space, name, reading);
     }
@@ -207,14 +243,14 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
         );
     }
     if reading.run_config {
-        let text = String::from_utf8(bytes).ok().context("a run config is UTF-8 text, and this is not")?;
-        return from_config(&text, name, reading);
+        let text = std::str::from_utf8(bytes).ok().context("a run config is UTF-8 text, and this is not")?;
+        return from_config(text, name, reading);
     }
-    let found = read::read_function(&bytes, &streams::limits(), reading.function.as_deref());
+    let found = read::read_function(bytes, &streams::limits(), reading.function.as_deref());
     drop(waiting);
     match found {
         Ok(found) => from_hlo(found, name, reading, || Ok(None)),
-        Err(error) => from_config(&not_hlo(path, &bytes, error)?, name, reading),
+        Err(error) => from_config(&not_hlo(path, bytes, error)?, name, reading),
     }
 }
 
@@ -282,6 +318,9 @@ fn not_hlo(path: &Path, bytes: &[u8], error: ReadError) -> Result<String> {
              it, give --run-config, or name the file .toml"
             ))
         }
+        None if text.is_some_and(may_be_out_of_memory) => {
+            Err(anyhow::Error::from(error).context("XLA's out-of-memory message is read by `hlo-dump memory`"))
+        }
         None => Err(error.into()),
     }
 }
@@ -310,16 +349,22 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     // A compiled module does not state its mesh.
     let mesh_before = || {
         let Some(unoptimized) = &chosen.unoptimized else { return Ok(None) };
-        let before = read::read(&read_all(unoptimized)?, &streams::limits());
-        Ok(before.ok().and_then(|before| mesh_of(&before.module)))
+        Ok(read_before(unoptimized)?.and_then(|before| mesh_of(&before)))
     };
     let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() }, mesh_before)?;
     loaded.stage = chosen.stage;
+    loaded.before = chosen.unoptimized;
     // The name of the file states the stage, whatever the module looks like.
     if chosen.stage.is_some_and(|stage| stage >= Stage::Partitioned) && loaded.partitioning.is_pending() {
         loaded.partitioning = Partitioning::Done;
     }
     Ok(loaded)
+}
+
+/// Reads the program before XLA did anything; `None` if the file is not readable as one.
+pub fn read_before(unoptimized: &Path) -> Result<Option<HloModuleProto>> {
+    let before = read::read(&read_all(unoptimized)?, &streams::limits());
+    Ok(before.ok().map(|before| before.module))
 }
 
 /// Returns a module, with the mesh that it names or, if it names none, the one that `mesh_before` finds elsewhere.
@@ -374,6 +419,7 @@ fn from_hlo(
         module,
         config,
         buffers,
+        before: None,
         mesh,
         devices,
         partitioning,
@@ -418,6 +464,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         module,
         config: program.config,
         buffers: None,
+        before: None,
         devices,
         mesh,
         form: "run config",

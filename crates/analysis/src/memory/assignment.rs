@@ -7,6 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{BufferKind, LiveBuffer, MemoryForm, ModuleMemory, OtherSpace, curve};
 use crate::host_transfers::HOST;
+use crate::size::padding;
 use meshloom_hlo::proto::heap_simulator_trace::Event;
 use meshloom_hlo::proto::heap_simulator_trace::event::Kind;
 use meshloom_hlo::proto::{
@@ -59,7 +60,7 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
 }
 
 /// Whether layouts have tiles, as those of TPUs do, whose memories besides the main one are on the chip.
-fn has_tiles(module: &HloModuleProto) -> bool {
+pub(super) fn has_tiles(module: &HloModuleProto) -> bool {
     let is_tiled = |shape: &ShapeProto| shape.layout.as_ref().is_some_and(|layout| !layout.tiles.is_empty());
     let mut shapes = module.computations.iter().flat_map(|it| &it.instructions).filter_map(|it| it.shape.as_ref());
     shapes.any(|shape| is_tiled(shape) || shape.tuple_shapes.iter().any(is_tiled))
@@ -69,13 +70,13 @@ fn size(allocation: &BufferAllocationProto) -> u64 {
     u64::try_from(allocation.size).unwrap_or(0)
 }
 
-/// Returns the type of a part of a tuple.
-fn part(shape: &ShapeProto, index: &[i64]) -> Option<String> {
+/// Returns a part of a tuple.
+fn part<'s>(shape: &'s ShapeProto, index: &[i64]) -> Option<&'s ShapeProto> {
     let mut found = shape;
     for &index in index {
         found = found.tuple_shapes.get(usize::try_from(index).ok()?)?;
     }
-    Some(print_shape(found, Layouts::None))
+    Some(found)
 }
 
 /// Whether an allocation is what XLA calls a preallocated temporary buffer.
@@ -120,13 +121,13 @@ impl<'a> Buffers<'a> {
             self.by_name.get(location.instruction_name.as_str()).or_else(|| self.by_id.get(&location.instruction_id))
         });
         let instruction = found.map(|(_, instruction)| *instruction);
+        let shape = instruction.and_then(|found| part(found.shape.as_ref()?, &location?.shape_index));
         Some(LiveBuffer {
             name: instruction.map_or_else(|| format!("buffer {id}"), |instruction| instruction.name.clone()),
             kind,
             bytes: self.bytes(id),
-            shape: instruction
-                .and_then(|found| part(found.shape.as_ref()?, &location?.shape_index))
-                .unwrap_or_default(),
+            padding: shape.map_or(0, padding),
+            shape: shape.map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default(),
             computation: found.map(|(computation, _)| (*computation).to_owned()).unwrap_or_default(),
             op_name: instruction.map(|instruction| op_name(instruction).to_owned()).unwrap_or_default(),
             source: instruction.and_then(|found| self.sources.line(found)).map(|line| line.to_string()),

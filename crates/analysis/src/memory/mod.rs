@@ -15,7 +15,7 @@
 //! - An update in place takes over the memory of an operand, if it is the last to read it. An elementwise op may do so,
 //!   if the operand is in the memory of a result, or is a value of the heap that is alone in its buffer.
 //! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies
-//!   in it. Temporary values use the memory of results and of donated arguments while it is free.
+//!   in it. Temporary values use the memory of results and of donated arguments while it is free, but on TPUs.
 //! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is
 //!   live. The pointers of tuples have memory of their own. The scratch memory that a custom call states, besides
 //!   operands and results, is such a value while the call runs.
@@ -34,7 +34,10 @@ mod assignment;
 mod dataflow;
 mod fused;
 mod host;
+mod out_of_memory;
 pub(crate) mod placement;
+mod remat;
+mod remedies;
 mod schedule;
 mod sharing;
 mod upper;
@@ -48,6 +51,7 @@ use serde::Serialize;
 
 use super::cost::scratch_bytes;
 use super::host_transfers::HOST;
+use super::size::padding;
 use super::walk::Walk;
 use dataflow::{Class, Flow};
 use meshloom_hlo::proto::{HloModuleProto, HloProto};
@@ -56,12 +60,17 @@ use meshloom_hlo::source::{Sources, op_name};
 use meshloom_hlo::table::Table;
 use meshloom_hlo::text::{Layouts, print_shape};
 use placement::{Lifetime, Reusable, Takeover};
+use remedies::Pairing;
 use schedule::Schedule;
 use sharing::Handover;
 
 pub(super) use schedule::order;
 
 pub use assignment::memory_of_assignment;
+pub use out_of_memory::{
+    OutOfMemory, RanOutWhile, StatedBytes, may_be_out_of_memory, out_of_memory, remedies_of_message,
+};
+pub use remedies::{Remedy, RemedyKind, folded, remedies};
 pub use upper::{InTiles, Margin, UpperMemory, upper};
 
 /// The form of a module from which its memory was computed.
@@ -110,6 +119,8 @@ pub struct LiveBuffer {
     pub kind: BufferKind,
     /// Its bytes.
     pub bytes: u64,
+    /// The bytes of it that are padding, because its layout has tiles.
+    pub padding: u64,
     /// Its type, as HLO text has it, without a layout.
     pub shape: String,
     /// Name of the computation that it is made in.
@@ -243,22 +254,53 @@ pub fn memory_of_walk(
     walk: &Walk<'_>,
     sources: Sources<'_>,
 ) -> Result<ModuleMemory, MemoryError> {
-    let schedule = Schedule::of(module, walk).ok_or(MemoryError::TooLarge)?;
-    let form = form(module);
-    let mut flow = Flow::of(walk, schedule);
-    let mut ports = Ports::of(module, &mut flow);
-    flow.pass_on(form == MemoryForm::Uncompiled);
-    if form == MemoryForm::Uncompiled {
-        fused::fuse(&mut flow);
+    Ok(Settled::of(module, walk, &[])?.memory(sources))
+}
+
+/// The values of a module, when it is known which of them are one and lie together.
+struct Settled<'w, 'a> {
+    flow: Flow<'w, 'a>,
+    ports: Ports,
+    handovers: Vec<Handover>,
+    form: MemoryForm,
+}
+
+impl<'w, 'a> Settled<'w, 'a> {
+    /// Settles the values of a module in which more outputs lie in arguments than it states.
+    fn of(module: &'a HloModuleProto, walk: &'w Walk<'a>, donated: &[Pairing]) -> Result<Settled<'w, 'a>, MemoryError> {
+        let schedule = Schedule::of(module, walk).ok_or(MemoryError::TooLarge)?;
+        let form = form(module);
+        let mut flow = Flow::of(walk, schedule);
+        let mut ports = Ports::of(module, &mut flow, donated);
+        flow.pass_on(form == MemoryForm::Uncompiled);
+        if form == MemoryForm::Uncompiled {
+            fused::fuse(&mut flow);
+        }
+        let donated = ports.donated(&mut flow);
+        for (a, b) in flow.settle(|class| donated.contains(&class)) {
+            flow.put_together(a, b);
+        }
+        host::take_out(&mut flow);
+        let donated = ports.donated(&mut flow);
+        let handovers = sharing::update(&mut flow, |class| donated.contains(&class));
+        Ok(Settled { flow, ports, handovers, form })
     }
-    let donated = ports.donated(&mut flow);
-    for (a, b) in flow.settle(|class| donated.contains(&class)) {
-        flow.put_together(a, b);
+
+    fn memory(self, sources: Sources<'_>) -> ModuleMemory {
+        let Settled { mut flow, ports, handovers, form } = self;
+        ports.memory(&mut flow, &handovers, form, sources)
     }
-    host::take_out(&mut flow);
-    let donated = ports.donated(&mut flow);
-    let handovers = sharing::update(&mut flow, |class| donated.contains(&class));
-    Ok(ports.memory(&mut flow, &handovers, form, sources))
+}
+
+/// The values that lie neither in arguments nor in results.
+struct HeapValues {
+    /// The values that share a heap.
+    values: Vec<Lifetime>,
+    /// The scratch memory of custom calls, in the same heap.
+    scratch: Vec<Lifetime>,
+    /// The pointers of tuples, which stay where they are.
+    fixed: Vec<Lifetime>,
+    constants: u64,
 }
 
 fn form(module: &HloModuleProto) -> MemoryForm {
@@ -279,13 +321,15 @@ struct Ports {
     outputs: Vec<u32>,
     /// The outputs with the arguments that they lie in.
     aliases: Vec<(u32, u32)>,
+    /// Whether the module is compiled for a TPU, whose compiler keeps the memory of results for results alone.
+    keeps_results: bool,
 }
 
 impl Ports {
     /// Marks arguments and results.
-    fn of(module: &HloModuleProto, flow: &mut Flow<'_, '_>) -> Ports {
+    fn of(module: &HloModuleProto, flow: &mut Flow<'_, '_>, donated: &[Pairing]) -> Ports {
         if flow.walk.places().is_empty() {
-            return Ports { arguments: Vec::new(), outputs: Vec::new(), aliases: Vec::new() };
+            return Ports { arguments: Vec::new(), outputs: Vec::new(), aliases: Vec::new(), keeps_results: false };
         }
         let parameters: FxHashMap<i64, usize> = flow.parameters(0).into_iter().collect();
         let root = flow.root(0);
@@ -303,7 +347,12 @@ impl Ports {
             let parameter = parameters.get(&entry.parameter_number).copied();
             Some((node(flow, root, &entry.output_shape_index)?, node(flow, parameter, &entry.parameter_shape_index)?))
         });
-        let aliases: Vec<(u32, u32)> = aliases.collect();
+        let mut aliases: Vec<(u32, u32)> = aliases.collect();
+        let is_one = root.is_some_and(|root| flow.nodes(root).len() == 1);
+        for (output, parameter) in donated {
+            let output = node(flow, root, if is_one { &[] } else { std::slice::from_ref(output) });
+            aliases.extend(output.zip(node(flow, parameters.get(parameter).copied(), &[])));
+        }
         let mut arguments: Vec<u32> = parameters.values().flat_map(|&point| flow.nodes(point)).collect();
         arguments.sort_unstable();
         let outputs: Vec<u32> = root.map(|root| flow.nodes(root).collect()).unwrap_or_default();
@@ -319,7 +368,7 @@ impl Ports {
         for &(output, argument) in &aliases {
             flow.class(output).argument = Some(argument);
         }
-        Ports { arguments, outputs, aliases }
+        Ports { arguments, outputs, aliases, keeps_results: assignment::has_tiles(module) }
     }
 
     /// Returns the classes of arguments whose memory a result is in.
@@ -327,21 +376,9 @@ impl Ports {
         self.aliases.iter().map(|&(_, argument)| flow.find(argument)).collect()
     }
 
-    fn memory(
-        self,
-        flow: &mut Flow<'_, '_>,
-        handovers: &[Handover],
-        form: MemoryForm,
-        sources: Sources<'_>,
-    ) -> ModuleMemory {
-        let times = flow.schedule.point_count();
-        let sum = |flow: &mut Flow<'_, '_>, nodes: &mut dyn Iterator<Item = u32>| {
-            nodes.fold(0u64, |sum, node| sum.saturating_add(flow.class(node).bytes))
-        };
-        let arguments = sum(flow, &mut self.arguments.iter().copied());
-        let outputs = sum(flow, &mut self.outputs.iter().copied());
-        let aliased = sum(flow, &mut self.aliases.iter().map(|&(output, _)| output));
-        let reusable = self.reusable(flow);
+    /// Returns the values of the heap: those that no argument or result has room for, with those that took over.
+    fn heap(&self, flow: &mut Flow<'_, '_>, handovers: &[Handover]) -> HeapValues {
+        let reusable = if self.keeps_results { Vec::new() } else { self.reusable(flow) };
         let mut constants = 0u64;
         let (mut heap, mut fixed) = (Vec::new(), Vec::new());
         let classes: Vec<(u32, Class)> = flow.classes().collect();
@@ -362,11 +399,28 @@ impl Ports {
         let mut heap =
             heap.into_iter().map(|value| value.class).filter(|&class| flow.find(class) == class).collect::<Vec<u32>>();
         heap.sort_unstable();
-        let heap: Vec<Lifetime> =
+        let values =
             heap.into_iter().map(|class| Lifetime::new(class, flow.class(class).bytes, flow.ranges(class))).collect();
-        let scratch = scratch(flow);
-        let values = heap.len();
-        let heap: Vec<Lifetime> = heap.into_iter().chain(scratch).collect();
+        HeapValues { values, scratch: scratch(flow), fixed, constants }
+    }
+
+    fn memory(
+        self,
+        flow: &mut Flow<'_, '_>,
+        handovers: &[Handover],
+        form: MemoryForm,
+        sources: Sources<'_>,
+    ) -> ModuleMemory {
+        let times = flow.schedule.point_count();
+        let sum = |flow: &mut Flow<'_, '_>, nodes: &mut dyn Iterator<Item = u32>| {
+            nodes.fold(0u64, |sum, node| sum.saturating_add(flow.class(node).bytes))
+        };
+        let arguments = sum(flow, &mut self.arguments.iter().copied());
+        let outputs = sum(flow, &mut self.outputs.iter().copied());
+        let aliased = sum(flow, &mut self.aliases.iter().map(|&(output, _)| output));
+        let HeapValues { values, scratch, fixed, constants } = self.heap(flow, handovers);
+        let is_scratch = values.len();
+        let heap: Vec<Lifetime> = values.into_iter().chain(scratch).collect();
         let fixed_bytes = fixed.iter().fold(0u64, |sum, value| sum.saturating_add(value.bytes));
         let live = placement::live_bytes(&heap, times);
         let most = live.iter().copied().max().unwrap_or(0);
@@ -379,8 +433,8 @@ impl Ports {
         let other_spaces = other_spaces(flow);
         let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
         let is_live = |value: &&Lifetime| value.is_live(at as u32);
-        let at_peak: Vec<Lifetime> = heap[..values].iter().chain(&fixed).filter(is_live).cloned().collect();
-        let scratch_at_peak: Vec<Lifetime> = heap[values..].iter().filter(is_live).cloned().collect();
+        let at_peak: Vec<Lifetime> = heap[..is_scratch].iter().chain(&fixed).filter(is_live).cloned().collect();
+        let scratch_at_peak: Vec<Lifetime> = heap[is_scratch..].iter().filter(is_live).cloned().collect();
         ModuleMemory {
             form,
             arguments,
@@ -456,7 +510,7 @@ impl Ports {
         for value in scratch {
             let class = *flow.class(value.class);
             let made = buffer(flow, value.class, &class, BufferKind::Temporary, sources);
-            live.push(LiveBuffer { bytes: value.bytes, shape: format!("u8[{}]", value.bytes), ..made });
+            live.push(LiveBuffer { bytes: value.bytes, padding: 0, shape: format!("u8[{}]", value.bytes), ..made });
         }
         sort::by_key(&mut live, |buffer| Reverse(buffer.bytes));
         live
@@ -503,7 +557,9 @@ fn by_class(flow: &mut Flow<'_, '_>, handovers: &[Handover]) -> FxHashMap<u32, V
 }
 
 fn buffer(flow: &mut Flow<'_, '_>, node: u32, class: &Class, kind: BufferKind, sources: Sources<'_>) -> LiveBuffer {
-    let shape = flow.shape(node).map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default();
+    let shape = flow.shape(node);
+    let padding = shape.map_or(0, padding);
+    let shape = shape.map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default();
     let point = class.definer as usize;
     let instruction = flow.instruction(point);
     let (place, _) = flow.schedule.instruction(point);
@@ -511,6 +567,7 @@ fn buffer(flow: &mut Flow<'_, '_>, node: u32, class: &Class, kind: BufferKind, s
         name: instruction.name.clone(),
         kind,
         bytes: class.bytes,
+        padding,
         shape,
         computation: flow.walk.places()[place].computation.name.clone(),
         op_name: op_name(instruction).to_owned(),

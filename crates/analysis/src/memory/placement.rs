@@ -26,6 +26,11 @@ impl Lifetime {
         Lifetime { class, bytes, start, end, ranges }
     }
 
+    /// Returns the times in which it is live.
+    pub(super) fn ranges(&self) -> Ranges {
+        self.ranges.clone()
+    }
+
     /// Whether it is live at a time.
     pub fn is_live(&self, time: u32) -> bool {
         self.ranges.range(..=time).next_back().is_some_and(|(_, &until)| until >= time)

@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 
 use super::axes::mesh_of;
 use super::custom_collectives;
+use super::memory::OutOfMemory;
 
 /// The pseudonyms of names.
 #[derive(Clone, Debug, Default)]
@@ -249,6 +250,17 @@ impl Redaction {
         for event in buffers.heap_simulator_traces.iter_mut().flat_map(|trace| &mut trace.events) {
             self.replace(&mut event.computation_name);
             self.replace(&mut event.instruction_name);
+        }
+    }
+
+    /// Takes names out of a message that a program ran out of memory.
+    pub fn message(&mut self, message: &mut OutOfMemory) {
+        message.module = message.module.as_ref().map(|module| self.text(module));
+        for value in &mut message.live {
+            for name in [&mut value.name, &mut value.computation, &mut value.op_name] {
+                *name = self.text(name);
+            }
+            value.source = value.source.as_ref().map(|source| self.text(source));
         }
     }
 
