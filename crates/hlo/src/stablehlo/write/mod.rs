@@ -29,9 +29,11 @@
 //! transfers to the host.
 
 mod attributes;
+mod bytecode;
 mod control;
 mod custom_call;
 mod error;
+mod lines;
 mod literal;
 mod location;
 mod operation;
@@ -39,6 +41,7 @@ mod printer;
 mod signature;
 mod types;
 
+pub use bytecode::{ArtifactVersion, VersionError, write_artifact};
 pub use error::WriteError;
 
 use crate::proto::HloModuleProto;
@@ -66,5 +69,7 @@ impl Default for WriteOptions {
 /// # Errors
 /// StableHLO has no form for an instruction, or the module is malformed.
 pub fn write(module: &HloModuleProto, options: &WriteOptions) -> Result<String, WriteError> {
-    printer::Printer::new(module, options).module()
+    let mut lines = lines::Lines::default();
+    printer::Printer::new(module, options, &mut lines).module()?;
+    Ok(lines.finish())
 }
