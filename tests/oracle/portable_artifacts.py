@@ -105,6 +105,9 @@ def programs():
     yield "precise", lambda x: lax.dot(x, x, precision=lax.DotAlgorithmPreset.F32_F32_F32), (ones(4, 4),)
     yield "triangular", lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True), (
         ones(4, 4) + 3 * jnp.eye(4), ones(4, 2))
+    # With a sharding of the other axis within what the reduction applies.
+    yield "partly_manual", jax.shard_map(lambda x: lax.psum(x, "data"), mesh=MESH, in_specs=P("data"), out_specs=P(),
+                                         axis_names={"data"}), (ones(16, 16),)
     yield "called", lambda x: jax.jit(jnp.tanh)(x) + jax.jit(jnp.tanh)(x + 1), (ones(4),)
 
 

@@ -499,7 +499,9 @@ impl From<Fault> for WriteError {
     /// Converts a fault that belongs to no instruction.
     fn from(fault: Fault) -> WriteError {
         match fault {
-            Fault::NoForm(problem) | Fault::Malformed(problem) => WriteError::MalformedModule { problem },
+            Fault::NoForm(problem) | Fault::NotInArtifact(problem) | Fault::Malformed(problem) => {
+                WriteError::MalformedModule { problem }
+            }
             Fault::Inside(error) => error,
         }
     }

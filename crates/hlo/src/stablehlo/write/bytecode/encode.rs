@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::super::error::{Fault, Result, malformed, no_form};
+use super::super::error::{Fault, Result, malformed, not_in_artifact};
 use super::super::literal::stored;
 use super::items::{Dialect, Items, Piece};
 use super::version;
@@ -171,6 +171,9 @@ impl Encoder {
         match &attribute.value {
             Value::Unit => Ok(self.unit(dialect)),
             Value::Boolean(value) => self.boolean(*value, dialect),
+            Value::Integer(bits) if stated.is_some_and(|name| name.starts_with(['f', 'b'])) => {
+                self.float_of_bits(*bits as u64, stated.unwrap_or("f64"), dialect)
+            }
             Value::Integer(value) => self.integer(*value, stated.unwrap_or("i64"), dialect),
             Value::Number => self.float(text.split(' ').next().unwrap_or(text), stated.unwrap_or("f64"), dialect),
             Value::String(bytes) => Ok(self.string(bytes, dialect)),
@@ -233,16 +236,28 @@ impl Encoder {
     }
 
     fn float(&mut self, number: &str, name: &str, dialect: Dialect) -> Result<u32> {
-        let ty = Piece::Type(self.ty(name, dialect)?);
         let Ok(value) = number.parse::<f64>() else { return malformed(format!("{number} is no number")) };
         let bits = match name {
-            "f64" => value.to_bits() as i64,
-            "f32" => (value as f32).to_bits() as i32 as i64,
-            "f16" => half::f16::from_f32(to_odd(value)).to_bits() as i16 as i64,
-            "bf16" => half::bf16::from_f32(to_odd(value)).to_bits() as i16 as i64,
-            _ => return no_form(format!("an attribute that is a number of {name} is not written; use f32")),
+            "f64" => value.to_bits(),
+            "f32" => (value as f32).to_bits().into(),
+            "f16" => half::f16::from_f32(to_odd(value)).to_bits().into(),
+            "bf16" => half::bf16::from_f32(to_odd(value)).to_bits().into(),
+            _ => 0,
         };
-        Ok(self.items.attribute(dialect, vec![Piece::Number(dialect.own().float), ty, Piece::signed(bits)]))
+        self.float_of_bits(bits, name, dialect)
+    }
+
+    /// A number that is no finite one stands in a text as its bits.
+    fn float_of_bits(&mut self, bits: u64, name: &str, dialect: Dialect) -> Result<u32> {
+        let unused = match name {
+            "f64" => 0,
+            "f32" => 32,
+            "f16" | "bf16" => 48,
+            _ => return not_in_artifact(format!("an attribute that is a number of {name} is not written; use f32")),
+        };
+        let ty = Piece::Type(self.ty(name, dialect)?);
+        let bits = Piece::signed((bits << unused) as i64 >> unused);
+        Ok(self.items.attribute(dialect, vec![Piece::Number(dialect.own().float), ty, bits]))
     }
 
     /// `array<i64: 1, 2>`, which VHLO has as the elements of a constant.
@@ -374,7 +389,7 @@ impl Encoder {
             (Dialect::Builtin, Some(sign), Ok(width)) => {
                 Ok(vec![Piece::Number(dialects::INTEGER_TYPE), Piece::Number(width << 2 | sign as u64)])
             }
-            _ => no_form(format!("the type {text} is not one of portable artifacts; convert to another type")),
+            _ => not_in_artifact(format!("the type {text} is not one of portable artifacts; convert to another type")),
         }
     }
 
@@ -492,7 +507,9 @@ pub(super) fn integers(attribute: &Attribute<'_>, name: &str) -> Result<Vec<i64>
 
 fn foreign<T>(text: &str) -> Result<T> {
     let start: String = text.chars().take(80).collect();
-    no_form(format!("portable artifacts have no attribute such as {start}; leave it out, or give the program as text"))
+    not_in_artifact(format!(
+        "portable artifacts have no attribute such as {start}; leave it out, or give the program as text"
+    ))
 }
 
 /// The parts of a text between the commas that no brackets enclose.

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::super::attributes::Attributes;
-use super::super::error::{Result, malformed, no_form};
+use super::super::error::{Result, malformed, not_in_artifact};
 use super::super::literal::Dense;
 use super::super::printer::{Leaf, Op, Signature, Sink};
 use super::encode::{Encoder, integers, parser, unreadable};
@@ -195,9 +195,8 @@ impl Record {
         }
         let (needed, what) = &self.encoder.needs;
         match self.version {
-            Some(version) if !version.has(*needed) => no_form(format!(
-                "{what} came with version {} of portable artifacts, and version {version} is asked for; ask for that \
-                 version or a later one",
+            Some(version) if !version.has(*needed) => not_in_artifact(format!(
+                "{what} came with version {}, and version {version} is asked for; ask for that version or a later one",
                 ArtifactVersion::of(*needed)
             )),
             _ => Ok(number),
@@ -219,7 +218,21 @@ impl Record {
                 return Ok(form.since);
             }
         }
-        no_form(format!("portable artifacts have no attribute {missing} of stablehlo.{name}; leave it out"))
+        not_in_artifact(format!("portable artifacts have no attribute {missing} of stablehlo.{name}; leave it out"))
+    }
+
+    /// Asks for the newest form of each op around one that has several: StableHLO does not bring an old form up to date
+    /// together with old forms in its regions.
+    fn within_others(&mut self, name: &str) {
+        if OpForm::all(name).count() < 2 {
+            return;
+        }
+        for around in &self.ops {
+            let around = self.uses.all.get(around.name as usize).map_or("", |used| &used.name);
+            if let Some(newest) = OpForm::all(around).last() {
+                self.encoder.need(newest.since, || format!("stablehlo.{around} over stablehlo.{name}"));
+            }
+        }
     }
 
     /// Looks at what the forms of custom calls do not say.
@@ -228,7 +241,7 @@ impl Record {
             self.encoder.need(3, || "a custom call whose configuration is a dictionary".to_owned());
         }
         match attributes.iter().find(|(of, text)| *of == "call_target_name" && text.starts_with("\"chlo.")) {
-            Some((_, op)) => no_form(format!(
+            Some((_, op)) => not_in_artifact(format!(
                 "it stands for the op {op} of a dialect above StableHLO, and no plugin knows such a call; lower the \
                  program without it, or take the artifact that JAX exports"
             )),
@@ -298,7 +311,7 @@ fn key(op: &str, attributes: &Attributes) -> String {
 fn plain(name: &str) -> Result<&str> {
     match name.strip_prefix("stablehlo.").or_else(|| name.strip_prefix("func.")) {
         Some(name) => Ok(name),
-        None => no_form(format!(
+        None => not_in_artifact(format!(
             "portable artifacts have the ops of StableHLO alone, and it is {name}; give the program as text"
         )),
     }
@@ -351,6 +364,7 @@ impl Sink for Record {
     fn open(&mut self, op: &Op<'_>, results: &[Leaf]) -> Result<()> {
         let name = plain(op.name)?;
         let own = self.own(op.name, &op.attributes)?;
+        self.within_others(name);
         if name == "custom_call" {
             self.custom_call(&op.attributes)?;
         }
