@@ -1,4 +1,5 @@
-//! Writes a module as StableHLO text.
+//! Writes a module as StableHLO: as text, or by [`write_artifact`] as MLIR's bytecode. One walk over the module makes
+//! both.
 //!
 //! Each called computation becomes a private function, and the computation of a loop, a branch or a reduction a region
 //! of its op. Values are numbered. Tuples are taken apart: the state of a loop, the results of a branch and those of a

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::error::{Fault, Result, malformed, not_in_artifact};
 use super::super::literal::stored;
-use super::items::{Dialect, Items, Piece};
+use super::items::{Dialect, Fragment, Items};
 use super::version;
 use crate::narrow::to_odd;
 use crate::parse::{self, Memory};
@@ -56,8 +56,8 @@ impl Dialect {
     }
 
     /// The number of the kind of attribute that has a template.
-    fn code(self, template: &str) -> Piece {
-        Piece::Number(place(self.table(), template).unwrap_or(0))
+    fn code(self, template: &str) -> Fragment {
+        Fragment::Number(place(self.table(), template).unwrap_or(0))
     }
 }
 
@@ -107,49 +107,53 @@ impl Encoder {
     /// An attribute that is true, or none.
     pub(super) fn unit(&mut self, dialect: Dialect) -> u32 {
         match dialect {
-            Dialect::Builtin => self.items.attribute(dialect, vec![Piece::Number(dialects::UNIT.into())]),
-            Dialect::Vhlo => self.items.attribute(dialect, vec![dialect.code("%v"), Piece::Number(1)]),
+            Dialect::Builtin => self.items.attribute(dialect, vec![Fragment::Number(dialects::UNIT.into())]),
+            Dialect::Vhlo => self.items.attribute(dialect, vec![dialect.code("%v"), Fragment::Number(1)]),
         }
     }
 
     pub(super) fn string(&mut self, string: &[u8], dialect: Dialect) -> u32 {
-        let string = Piece::String(self.items.string(string));
+        let string = Fragment::String(self.items.string(string));
         self.items.attribute(dialect, vec![dialect.code("%s"), string])
     }
 
     pub(super) fn list(&mut self, items: Vec<u32>, dialect: Dialect) -> u32 {
-        let count = Piece::Number(items.len() as u64);
-        let items = items.into_iter().map(Piece::Attribute);
+        let count = Fragment::Number(items.len() as u64);
+        let items = items.into_iter().map(Fragment::Attribute);
         self.items.attribute(dialect, [dialect.code("[%A]"), count].into_iter().chain(items).collect())
     }
 
     /// A dictionary of one dialect, whose values may be of another.
     pub(super) fn dictionary(&mut self, mut entries: Vec<(&str, u32)>, dialect: Dialect) -> u32 {
         entries.sort_by_key(|(name, _)| *name);
-        let mut pieces = vec![Piece::Number(dialect.own().dictionary), Piece::Number(entries.len() as u64)];
+        let mut fragments = vec![Fragment::Number(dialect.own().dictionary), Fragment::Number(entries.len() as u64)];
         for (name, value) in entries {
-            pieces.extend([Piece::Attribute(self.string(name.as_bytes(), dialect)), Piece::Attribute(value)]);
+            fragments.extend([Fragment::Attribute(self.string(name.as_bytes(), dialect)), Fragment::Attribute(value)]);
         }
-        self.items.attribute(dialect, pieces)
+        self.items.attribute(dialect, fragments)
     }
 
     pub(super) fn type_attribute(&mut self, ty: u32, dialect: Dialect) -> u32 {
-        self.items.attribute(dialect, vec![dialect.code("%t"), Piece::Type(ty)])
+        self.items.attribute(dialect, vec![dialect.code("%t"), Fragment::Type(ty)])
     }
 
     /// The convention of a custom call.
     pub(super) fn convention(&mut self, number: i64) -> u32 {
-        let number = Piece::Number(number.try_into().unwrap_or(0));
+        let number = Fragment::Number(number.try_into().unwrap_or(0));
         self.items.attribute(Dialect::Vhlo, vec![Dialect::Vhlo.code("%u : i32"), number])
     }
 
     /// The elements of a constant, as bytecode has them.
     pub(super) fn dense(&mut self, ty: &str, elements: Vec<u8>, dialect: Dialect) -> Result<u32> {
         self.items.length += elements.len();
-        let ty = Piece::Type(self.ty(ty, dialect)?);
-        let pieces =
-            vec![Piece::Number(dialect.own().dense), ty, Piece::Number(elements.len() as u64), Piece::Bytes(elements)];
-        Ok(self.items.attribute(dialect, pieces))
+        let ty = Fragment::Type(self.ty(ty, dialect)?);
+        let fragments = vec![
+            Fragment::Number(dialect.own().dense),
+            ty,
+            Fragment::Number(elements.len() as u64),
+            Fragment::Bytes(elements),
+        ];
+        Ok(self.items.attribute(dialect, fragments))
     }
 
     /// A list of numbers, as the elements of a constant.
@@ -181,9 +185,9 @@ impl Encoder {
                 let name = self.string(name.as_bytes(), dialect);
                 Ok(match dialect {
                     Dialect::Vhlo => name,
-                    Dialect::Builtin => {
-                        self.items.attribute(dialect, vec![Piece::Number(builtin::SYMBOL), Piece::Attribute(name)])
-                    }
+                    Dialect::Builtin => self
+                        .items
+                        .attribute(dialect, vec![Fragment::Number(builtin::SYMBOL), Fragment::Attribute(name)]),
                 })
             }
             Value::List(items) => {
@@ -220,19 +224,21 @@ impl Encoder {
     fn boolean(&mut self, value: bool, dialect: Dialect) -> Result<u32> {
         match dialect {
             Dialect::Builtin => self.integer(value.into(), "i1", dialect),
-            Dialect::Vhlo => Ok(self.items.attribute(dialect, vec![dialect.code("%v"), Piece::Number(value.into())])),
+            Dialect::Vhlo => {
+                Ok(self.items.attribute(dialect, vec![dialect.code("%v"), Fragment::Number(value.into())]))
+            }
         }
     }
 
     pub(super) fn integer(&mut self, value: i64, name: &str, dialect: Dialect) -> Result<u32> {
-        let ty = Piece::Type(self.ty(name, dialect)?);
+        let ty = Fragment::Type(self.ty(name, dialect)?);
         let bits = name.trim_start_matches(|letter: char| letter.is_ascii_alphabetic()).parse().unwrap_or(64u32);
         let unused = 64 - bits.clamp(1, 64);
         let value = match bits {
-            0..=8 => Piece::Bytes(vec![(value as u64 & u64::MAX >> unused) as u8]),
-            _ => Piece::signed(value << unused >> unused),
+            0..=8 => Fragment::Bytes(vec![(value as u64 & u64::MAX >> unused) as u8]),
+            _ => Fragment::signed(value << unused >> unused),
         };
-        Ok(self.items.attribute(dialect, vec![Piece::Number(dialect.own().integer), ty, value]))
+        Ok(self.items.attribute(dialect, vec![Fragment::Number(dialect.own().integer), ty, value]))
     }
 
     fn float(&mut self, number: &str, name: &str, dialect: Dialect) -> Result<u32> {
@@ -255,9 +261,9 @@ impl Encoder {
             "f16" | "bf16" => 48,
             _ => return not_in_artifact(format!("an attribute that is a number of {name} is not written; use f32")),
         };
-        let ty = Piece::Type(self.ty(name, dialect)?);
-        let bits = Piece::signed((bits << unused) as i64 >> unused);
-        Ok(self.items.attribute(dialect, vec![Piece::Number(dialect.own().float), ty, bits]))
+        let ty = Fragment::Type(self.ty(name, dialect)?);
+        let bits = Fragment::signed((bits << unused) as i64 >> unused);
+        Ok(self.items.attribute(dialect, vec![Fragment::Number(dialect.own().float), ty, bits]))
     }
 
     /// `array<i64: 1, 2>`, which VHLO has as the elements of a constant.
@@ -276,11 +282,11 @@ impl Encoder {
             }
             (Dialect::Vhlo, _) => foreign(text),
             (Dialect::Builtin, _) => {
-                let ty = Piece::Type(self.ty(name, dialect)?);
-                let counts = [numbers.len(), bytes.len()].map(|count| Piece::Number(count as u64));
+                let ty = Fragment::Type(self.ty(name, dialect)?);
+                let counts = [numbers.len(), bytes.len()].map(|count| Fragment::Number(count as u64));
                 let [count, size] = counts;
-                let pieces = vec![Piece::Number(builtin::ARRAY), ty, count, size, Piece::Bytes(bytes)];
-                Ok(self.items.attribute(dialect, pieces))
+                let fragments = vec![Fragment::Number(builtin::ARRAY), ty, count, size, Fragment::Bytes(bytes)];
+                Ok(self.items.attribute(dialect, fragments))
             }
         }
     }
@@ -289,13 +295,13 @@ impl Encoder {
     fn of_dialect<'t>(&mut self, parser: &mut Parser<'t>, attribute: &Attribute<'t>, dialect: Dialect) -> Result<u32> {
         let text = parser.lexer.slice(attribute.span);
         for (code, encoding) in dialect.table().iter().enumerate() {
-            let code = Piece::Number(code as u64);
+            let code = Fragment::Number(code as u64);
             match encoding {
                 Encoding::Words(template, words) => {
                     let (before, after) = template.split_once('%').unwrap_or((template, ""));
                     let word = text.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
                     if let Some(at) = word.and_then(|word| words.iter().position(|known| *known == word)) {
-                        return Ok(self.items.attribute(dialect, vec![code, Piece::Number(at as u64)]));
+                        return Ok(self.items.attribute(dialect, vec![code, Fragment::Number(at as u64)]));
                     }
                 }
                 Encoding::Text(template) if template.starts_with('#') => {
@@ -304,11 +310,11 @@ impl Encoder {
                     };
                     if text.strip_prefix(name).is_some_and(|rest| rest.starts_with('<')) {
                         let found = parser.fields_of(attribute, "").map_err(unreadable(text))?;
-                        let mut pieces = vec![code];
+                        let mut fragments = vec![code];
                         for field in fields.split(", ") {
-                            self.field(parser, field, &found, &mut pieces)?;
+                            self.field(parser, field, &found, &mut fragments)?;
                         }
-                        return Ok(self.items.attribute(dialect, pieces));
+                        return Ok(self.items.attribute(dialect, fragments));
                     }
                 }
                 _ => {}
@@ -323,7 +329,7 @@ impl Encoder {
         parser: &mut Parser<'t>,
         field: &str,
         found: &Attributes<'t>,
-        pieces: &mut Vec<Piece>,
+        fragments: &mut Vec<Fragment>,
     ) -> Result<()> {
         let (name, directive) = field.split_once(" = ").unwrap_or((field, ""));
         let stated = found.get(name);
@@ -331,18 +337,18 @@ impl Encoder {
             ("%d", _) => {
                 let number = stated.map_or("0", |stated| parser.lexer.slice(stated.span));
                 let Ok(number) = number.parse::<f64>() else { return malformed(format!("{number} is no number")) };
-                pieces.push(Piece::signed(number.to_bits() as i64));
+                fragments.push(Fragment::signed(number.to_bits() as i64));
             }
             ("%i", _) => {
                 let number = stated.map_or(Ok(0), |stated| stated.integer(name)).map_err(unreadable(name))?;
-                pieces.push(Piece::signed(number));
+                fragments.push(Fragment::signed(number));
             }
             ("%l", _) => {
                 let numbers = stated.map_or(Ok(Vec::new()), |stated| integers(stated, name))?;
-                pieces.push(Piece::Number(numbers.len() as u64));
-                pieces.extend(numbers.into_iter().map(Piece::signed));
+                fragments.push(Fragment::Number(numbers.len() as u64));
+                fragments.extend(numbers.into_iter().map(Fragment::signed));
             }
-            ("%a", Some(stated)) => pieces.push(Piece::Attribute(self.value(parser, stated, Dialect::Vhlo)?)),
+            ("%a", Some(stated)) => fragments.push(Fragment::Attribute(self.value(parser, stated, Dialect::Vhlo)?)),
             _ => return malformed(format!("its attribute lacks {name}")),
         }
         Ok(())
@@ -355,29 +361,29 @@ impl Encoder {
         if let Some(&number) = self.types.get(&key) {
             return Ok(number);
         }
-        let pieces = self.type_pieces(text, dialect)?;
-        let number = self.items.ty(dialect, pieces);
+        let fragments = self.type_fragments(text, dialect)?;
+        let number = self.items.ty(dialect, fragments);
         self.types.insert(key, number);
         Ok(number)
     }
 
-    fn type_pieces(&mut self, text: &str, dialect: Dialect) -> Result<Vec<Piece>> {
+    fn type_fragments(&mut self, text: &str, dialect: Dialect) -> Result<Vec<Fragment>> {
         if let Some(code) = place(dialect.types(), text) {
             self.need(version::since(text), || format!("the type {text}"));
-            return Ok(vec![Piece::Number(code)]);
+            return Ok(vec![Fragment::Number(code)]);
         }
-        let template = |template: &str| Piece::Number(place(dialect.types(), template).unwrap_or(0));
+        let template = |template: &str| Fragment::Number(place(dialect.types(), template).unwrap_or(0));
         let inner = |name: &str| text.strip_prefix(name)?.strip_suffix('>');
         if let Some(inner) = inner("tensor<") {
             return self.array_type(inner, dialect);
         }
         if let Some(inner) = inner("complex<") {
-            return Ok(vec![template("complex<%t>"), Piece::Type(self.ty(inner, dialect)?)]);
+            return Ok(vec![template("complex<%t>"), Fragment::Type(self.ty(inner, dialect)?)]);
         }
         if let Some(inner) = inner("tuple<") {
-            let mut pieces = vec![template("tuple<%T>")];
-            self.types_of(apart(inner).into_iter(), dialect, &mut pieces)?;
-            return Ok(pieces);
+            let mut fragments = vec![template("tuple<%T>")];
+            self.types_of(apart(inner).into_iter(), dialect, &mut fragments)?;
+            return Ok(fragments);
         }
         let (sign, width) = match text.trim_end_matches(|digit: char| digit.is_ascii_digit()) {
             sign @ ("i" | "si" | "ui") => {
@@ -387,7 +393,7 @@ impl Encoder {
         };
         match (dialect, sign, width.parse::<u64>()) {
             (Dialect::Builtin, Some(sign), Ok(width)) => {
-                Ok(vec![Piece::Number(dialects::INTEGER_TYPE), Piece::Number(width << 2 | sign as u64)])
+                Ok(vec![Fragment::Number(dialects::INTEGER_TYPE), Fragment::Number(width << 2 | sign as u64)])
             }
             _ => not_in_artifact(format!("the type {text} is not one of portable artifacts; convert to another type")),
         }
@@ -397,17 +403,17 @@ impl Encoder {
         &mut self,
         texts: impl ExactSizeIterator<Item = &'t str>,
         dialect: Dialect,
-        pieces: &mut Vec<Piece>,
+        fragments: &mut Vec<Fragment>,
     ) -> Result<()> {
-        pieces.push(Piece::Number(texts.len() as u64));
+        fragments.push(Fragment::Number(texts.len() as u64));
         for text in texts {
-            pieces.push(Piece::Type(self.ty(text, dialect)?));
+            fragments.push(Fragment::Type(self.ty(text, dialect)?));
         }
         Ok(())
     }
 
     /// `2x?xf32, #stablehlo.bounds<?, 4>`, what stands in a tensor's brackets.
-    fn array_type(&mut self, inner: &str, dialect: Dialect) -> Result<Vec<Piece>> {
+    fn array_type(&mut self, inner: &str, dialect: Dialect) -> Result<Vec<Fragment>> {
         let parts = apart(inner);
         let (mut rest, mut sizes) = (parts.first().copied().unwrap_or_default(), Vec::new());
         while let Some((size, after)) = rest.split_once('x') {
@@ -421,20 +427,20 @@ impl Encoder {
             rest = after;
         }
         let [plain, bounded] = dialect.own().tensors;
-        let mut pieces = vec![Piece::Number(plain)];
+        let mut fragments = vec![Fragment::Number(plain)];
         if let Some(bounds) = parts.get(1) {
             let bounds = bounds.trim_start_matches(|letter| letter != '<');
             let bounds = apart(bounds.trim_matches(['<', '>']));
             let bounds: Vec<i64> = bounds.iter().map(|bound| bound.parse().unwrap_or(i64::MIN)).collect();
             let mut own = vec![dialect.code("#stablehlo.type_extensions<bounds = %l>")];
-            own.push(Piece::Number(bounds.len() as u64));
-            own.extend(bounds.into_iter().map(Piece::signed));
-            pieces = vec![Piece::Number(bounded), Piece::Attribute(self.items.attribute(dialect, own))];
+            own.push(Fragment::Number(bounds.len() as u64));
+            own.extend(bounds.into_iter().map(Fragment::signed));
+            fragments = vec![Fragment::Number(bounded), Fragment::Attribute(self.items.attribute(dialect, own))];
         }
-        pieces.push(Piece::Number(sizes.len() as u64));
-        pieces.extend(sizes.into_iter().map(Piece::signed));
-        pieces.push(Piece::Type(self.ty(rest, dialect)?));
-        Ok(pieces)
+        fragments.push(Fragment::Number(sizes.len() as u64));
+        fragments.extend(sizes.into_iter().map(Fragment::signed));
+        fragments.push(Fragment::Type(self.ty(rest, dialect)?));
+        Ok(fragments)
     }
 
     /// The type of a function.
@@ -444,10 +450,10 @@ impl Encoder {
         results: impl ExactSizeIterator<Item = &'t str>,
     ) -> Result<u32> {
         let code = place(VHLO_TYPES, "(%T) -> (%T)").unwrap_or(0);
-        let mut pieces = vec![Piece::Number(code)];
-        self.types_of(arguments, Dialect::Vhlo, &mut pieces)?;
-        self.types_of(results, Dialect::Vhlo, &mut pieces)?;
-        Ok(self.items.ty(Dialect::Vhlo, pieces))
+        let mut fragments = vec![Fragment::Number(code)];
+        self.types_of(arguments, Dialect::Vhlo, &mut fragments)?;
+        self.types_of(results, Dialect::Vhlo, &mut fragments)?;
+        Ok(self.items.ty(Dialect::Vhlo, fragments))
     }
 
     /// The number of a location, `loc("name"("file":1:0))`; nothing stands for an unknown one.
@@ -456,7 +462,7 @@ impl Encoder {
             return Ok(number);
         }
         let number = match text {
-            "" => self.items.attribute(Dialect::Builtin, vec![Piece::Number(builtin::UNKNOWN)]),
+            "" => self.items.attribute(Dialect::Builtin, vec![Fragment::Number(builtin::UNKNOWN)]),
             text => {
                 let mut parser = parser(text);
                 let outermost = parser.location().map_err(unreadable(text))?;
@@ -468,34 +474,34 @@ impl Encoder {
     }
 
     fn location_of(&mut self, all: &[Location<'_>], location: LocationId) -> Result<u32> {
-        let pieces = match all.get(location) {
+        let fragments = match all.get(location) {
             Some(Location::File { file, line, column }) => {
-                let file = Piece::Attribute(self.string(file.as_bytes(), Dialect::Builtin));
-                let number = |number: &i64| Piece::Number((*number).try_into().unwrap_or(0));
-                vec![Piece::Number(builtin::FILE), file, number(line), number(column)]
+                let file = Fragment::Attribute(self.string(file.as_bytes(), Dialect::Builtin));
+                let number = |number: &i64| Fragment::Number((*number).try_into().unwrap_or(0));
+                vec![Fragment::Number(builtin::FILE), file, number(line), number(column)]
             }
             Some(Location::Name { name, child }) => {
-                let name = Piece::Attribute(self.string(name.as_bytes(), Dialect::Builtin));
+                let name = Fragment::Attribute(self.string(name.as_bytes(), Dialect::Builtin));
                 let child = match child {
                     Some(child) => self.location_of(all, *child)?,
                     None => self.location("")?,
                 };
-                vec![Piece::Number(builtin::NAMED), name, Piece::Attribute(child)]
+                vec![Fragment::Number(builtin::NAMED), name, Fragment::Attribute(child)]
             }
             Some(Location::CallSite { callee, caller }) => {
-                let callee = Piece::Attribute(self.location_of(all, *callee)?);
-                vec![Piece::Number(builtin::CALL_SITE), callee, Piece::Attribute(self.location_of(all, *caller)?)]
+                let callee = Fragment::Attribute(self.location_of(all, *callee)?);
+                vec![Fragment::Number(builtin::CALL_SITE), callee, Fragment::Attribute(self.location_of(all, *caller)?)]
             }
             Some(Location::Fused(parts)) => {
-                let mut pieces = vec![Piece::Number(builtin::FUSED), Piece::Number(parts.len() as u64)];
+                let mut fragments = vec![Fragment::Number(builtin::FUSED), Fragment::Number(parts.len() as u64)];
                 for part in parts {
-                    pieces.push(Piece::Attribute(self.location_of(all, *part)?));
+                    fragments.push(Fragment::Attribute(self.location_of(all, *part)?));
                 }
-                pieces
+                fragments
             }
             Some(Location::Unknown | Location::Alias(_)) | None => return self.location(""),
         };
-        Ok(self.items.attribute(Dialect::Builtin, pieces))
+        Ok(self.items.attribute(Dialect::Builtin, fragments))
     }
 }
 

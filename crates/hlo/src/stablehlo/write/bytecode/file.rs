@@ -1,7 +1,7 @@
 //! A file of MLIR's bytecode: sections of the things that ops refer to, and of the ops.
 
 use super::super::error::{Result, malformed};
-use super::items::{Dialect, Item, Items, Numbered, Order, Piece};
+use super::items::{Dialect, Fragment, Item, Items, Numbered, Order};
 use super::record::Record;
 use super::version::{ArtifactVersion, OpForm};
 use crate::stablehlo::read::MAGIC;
@@ -163,12 +163,12 @@ fn count(
         names: vec![0; names],
     };
     for item in items.attributes.all.iter().chain(&items.types.all) {
-        for piece in &item.pieces {
-            match piece {
-                Piece::Attribute(number) => uses.attributes[*number as usize] += 1,
-                Piece::Type(number) => uses.types[*number as usize] += 1,
-                Piece::String(number) => uses.strings[*number as usize] += 1,
-                Piece::Number(_) | Piece::Bytes(_) => {}
+        for fragment in &item.fragments {
+            match fragment {
+                Fragment::Attribute(number) => uses.attributes[*number as usize] += 1,
+                Fragment::Type(number) => uses.types[*number as usize] += 1,
+                Fragment::String(number) => uses.strings[*number as usize] += 1,
+                Fragment::Number(_) | Fragment::Bytes(_) => {}
             }
         }
     }
@@ -259,13 +259,13 @@ impl Artifact<'_> {
     }
 
     fn item(&self, item: &Item, out: &mut Out) {
-        for piece in &item.pieces {
-            match piece {
-                Piece::Number(number) => out.number(*number),
-                Piece::Attribute(number) => out.number(self.attributes.place(*number)),
-                Piece::Type(number) => out.number(self.types.place(*number)),
-                Piece::String(number) => out.number(self.strings.place(*number)),
-                Piece::Bytes(bytes) => out.0.extend_from_slice(bytes),
+        for fragment in &item.fragments {
+            match fragment {
+                Fragment::Number(number) => out.number(*number),
+                Fragment::Attribute(number) => out.number(self.attributes.place(*number)),
+                Fragment::Type(number) => out.number(self.types.place(*number)),
+                Fragment::String(number) => out.number(self.strings.place(*number)),
+                Fragment::Bytes(bytes) => out.0.extend_from_slice(bytes),
             }
         }
     }

@@ -23,9 +23,9 @@ impl Dialect {
     }
 }
 
-/// A piece of an encoding. Other attributes, types and strings get their numbers at the end.
+/// A fragment of an encoding. Other attributes, types and strings get their numbers at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Piece {
+pub(super) enum Fragment {
     Number(u64),
     Attribute(u32),
     Type(u32),
@@ -34,17 +34,17 @@ pub(super) enum Piece {
     Bytes(Vec<u8>),
 }
 
-impl Piece {
+impl Fragment {
     /// A number whose lowest bit is its sign.
-    pub(super) fn signed(number: i64) -> Piece {
-        Piece::Number((number << 1 ^ number >> 63) as u64)
+    pub(super) fn signed(number: i64) -> Fragment {
+        Fragment::Number((number << 1 ^ number >> 63) as u64)
     }
 }
 
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct Item {
     pub(super) dialect: Dialect,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) fragments: Vec<Fragment>,
 }
 
 /// Things, each under a number in the order in which they came.
@@ -83,13 +83,13 @@ pub(super) struct Items {
 }
 
 impl Items {
-    pub(super) fn attribute(&mut self, dialect: Dialect, pieces: Vec<Piece>) -> u32 {
-        self.length += 16 * pieces.len();
-        self.attributes.number(Item { dialect, pieces })
+    pub(super) fn attribute(&mut self, dialect: Dialect, fragments: Vec<Fragment>) -> u32 {
+        self.length += 16 * fragments.len();
+        self.attributes.number(Item { dialect, fragments })
     }
 
-    pub(super) fn ty(&mut self, dialect: Dialect, pieces: Vec<Piece>) -> u32 {
-        self.types.number(Item { dialect, pieces })
+    pub(super) fn ty(&mut self, dialect: Dialect, fragments: Vec<Fragment>) -> u32 {
+        self.types.number(Item { dialect, fragments })
     }
 
     pub(super) fn string(&mut self, string: &[u8]) -> u32 {

@@ -8,7 +8,7 @@ use super::super::literal::Dense;
 use super::super::printer::{Leaf, Op, Signature, Sink};
 use super::encode::{Encoder, integers, parser, unreadable};
 use super::items::{Dialect, Numbered};
-use super::version::{ArtifactVersion, DEFAULTS, OpForm};
+use super::version::{ArtifactVersion, DEFAULTS, OpForm, newest};
 use crate::stablehlo::read::attribute::Value;
 use crate::stablehlo::read::bytecode::regions::{EncodedOperation, EncodedRegion};
 use crate::stablehlo::read::bytecode::tree::JOINED;
@@ -224,13 +224,13 @@ impl Record {
     /// Asks for the newest form of each op around one that has several: StableHLO does not bring an old form up to date
     /// together with old forms in its regions.
     fn within_others(&mut self, name: &str) {
-        if OpForm::all(name).count() < 2 {
+        if newest(name).is_none() {
             return;
         }
         for around in &self.ops {
             let around = self.uses.all.get(around.name as usize).map_or("", |used| &used.name);
-            if let Some(newest) = OpForm::all(around).last() {
-                self.encoder.need(newest.since, || format!("stablehlo.{around} over stablehlo.{name}"));
+            if let Some(since) = newest(around) {
+                self.encoder.need(since, || format!("stablehlo.{around} over stablehlo.{name}"));
             }
         }
     }

@@ -107,6 +107,15 @@ const TYPES: &[(&str, u32)] = &[
     ("ui2", 2),
 ];
 
+fn forms(op: &str) -> &'static [(u32, u32)] {
+    FORMS.iter().find(|(name, _)| *name == op).map_or(&[(1, 0)], |(_, forms)| forms)
+}
+
+/// The minor version of the newest form of an op that has several.
+pub(super) fn newest(op: &str) -> Option<u32> {
+    forms(op).get(1).map(|(_, since)| *since)
+}
+
 /// Since which minor version a type is known.
 pub(super) fn since(ty: &str) -> u32 {
     TYPES.iter().find(|(name, _)| *name == ty).map_or(0, |(_, since)| *since)
@@ -154,8 +163,7 @@ pub(super) struct OpForm {
 impl OpForm {
     /// The forms of an op, the oldest first.
     pub(super) fn all(op: &str) -> impl Iterator<Item = OpForm> {
-        let forms = FORMS.iter().find(|(name, _)| *name == op).map_or(&[(1, 0)][..], |(_, forms)| forms);
-        forms.iter().map(move |(form, since)| {
+        forms(op).iter().map(move |(form, since)| {
             let name = format!("{op}_v{form}");
             let known = properties::of(&OpName { dialect: "vhlo", name: &name, is_registered: true });
             let properties = known.map(|names| names.split_whitespace().collect()).unwrap_or_default();
