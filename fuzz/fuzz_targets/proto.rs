@@ -19,4 +19,5 @@ fuzz_target!(|bytes: &[u8]| {
     cost(&module, &CostOptions::devices(devices));
     let _ = memory(&module);
     let _ = stablehlo::write(&module, &WriteOptions::default());
+    let _ = stablehlo::write_artifact(&module, &WriteOptions::default(), None);
 });

@@ -232,9 +232,16 @@ fn the_program_is_shown_in_every_form() {
     assert!(stablehlo.starts_with("module @jit_fsdp_mlp attributes {mhlo.num_partitions = 8 : i32"), "{stablehlo}");
     assert!(!stablehlo.contains("loc(") && prints(&["show", TEXT, "--emit", "stablehlo", "--full"]).contains("loc("));
     check_refused(&["show", "tests/foreign/fsdp_mlp.optimized.txt", "--emit", "stablehlo"], "no form in StableHLO");
+    let folder = tempfile::tempdir().unwrap();
+    let artifact = folder.path().join("module.mlirbc");
+    let artifact = artifact.to_str().expect("a path");
+    prints(&["show", TEXT, "--emit", "artifact", "--output", artifact]);
+    let text = folder.path().join("module.mlir");
+    let text = text.to_str().expect("a path");
+    prints(&["show", TEXT, "--emit", "stablehlo", "--full", "--output", text]);
+    assert_eq!(prints(&["show", artifact, "--full"]), prints(&["show", text, "--full"]));
     let page = prints(&["show", TEXT, "--emit", "html"]);
     assert!(page.starts_with("<!doctype html>") && !page.contains("http://") && !page.contains("https://"));
-    let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("module.pb");
     let file = file.to_str().expect("a path");
     prints(&["show", TEXT, "--emit", "proto", "--output", file]);

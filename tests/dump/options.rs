@@ -84,6 +84,13 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("show", "--emit", &[TEXT, "--emit", "graph"], Refused("--emit graph is for run configs")),
     ("show", "--emit", &[TEXT, "--emit", "svg", "--json"], Refused("leave one of them out")),
     ("show", "--full", &[TEXT, "--full", "--emit", "dot"], Refused("--full is for --emit text, stablehlo and html")),
+    ("show", "--artifact-version", &[TEXT, "--artifact-version", "1.9.0"], Refused("--artifact-version is for --emit")),
+    (
+        "show",
+        "--artifact-version",
+        &[TEXT, "--emit", "artifact", "--artifact-version", "0.9.0"],
+        Refused("expected a version from 1.0.0 to 1.20.0"),
+    ),
     ("show", "--computation", &[TEXT, "--computation", "man"], Refused("there is no computation \"man\"")),
     ("show", "--computation", &[TEXT, "--computation", "man", "--json"], Refused("there is no computation \"man\"")),
     ("show", "--computation", &[TEXT, "--computation", "x", "--emit", "proto"], Refused("--computation is for --emit")),

@@ -27,6 +27,7 @@ READS = {
     "hlo_parse.py": ["hlo_snapshots", "crates/hlo/src/parse", "crates/hlo/src/syntax"],
     "hlo_text.py": ["crates/hlo/src/text", "crates/hlo/src/text.rs", "crates/hlo/src/number.rs", "crates/hlo/src/syntax"],
     "lowered.py": ["tests/foreign/lowered"],
+    "portable_artifacts.py": ["crates/hlo/src/stablehlo"],
     "presets.py": ["crates/models/src/families/named_models"],
     "python_module.py": ["python/hlo_dump"],
     "second_order.py": ["tests/compiler/second_order.rs"],

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use meshloom_hlo::Stage;
 use meshloom_hlo::message::bytes_from_text;
+use meshloom_hlo::stablehlo::ArtifactVersion;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Color {
@@ -125,6 +126,9 @@ pub struct Show {
     /// left out; in StableHLO, scopes and source lines
     #[arg(long)]
     pub full: bool,
+    /// For artifact: its version, such as 1.9.0; by default the oldest one that has all of the program
+    #[arg(long, value_name = "VERSION")]
+    pub artifact_version: Option<ArtifactVersion>,
     /// The implementation of each op of a run config's program that has several: attention, products of experts
     #[arg(long, conflicts_with_all = ["emit", "full", "computation", "depth"])]
     pub kernels: bool,
@@ -147,6 +151,8 @@ pub enum Emit {
     Proto,
     /// StableHLO text
     Stablehlo,
+    /// A portable artifact of StableHLO: its bytecode, with scopes and source lines
+    Artifact,
     /// Computations and instructions as JSON
     Json,
     /// A graph for Graphviz

@@ -14,7 +14,7 @@ use meshloom_hlo::Stage;
 use meshloom_hlo::message::shown;
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProtoWithConfig};
 use meshloom_hlo::source::Sources;
-use meshloom_hlo::stablehlo::{self, WriteOptions};
+use meshloom_hlo::stablehlo::{self, ArtifactVersion, WriteOptions};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
 use prost::Message;
@@ -35,11 +35,12 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
     }
     match emit {
         Emit::Text => write_text(file, &one_computation(text(&loaded, arguments.full), arguments)?),
-        Emit::Proto if file.is_none() && streams::is_terminal(Stream::Out) => {
-            bail!("a proto is not text for a terminal; write it to a file: --output module.pb")
+        Emit::Proto | Emit::Artifact if file.is_none() && streams::is_terminal(Stream::Out) => {
+            bail!("these bytes are no text for a terminal; write them to a file: --output FILE")
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
         Emit::Stablehlo => write_text(file, &stablehlo(&loaded, arguments.full)?),
+        Emit::Artifact => write(file, &artifact(&loaded, arguments.artifact_version)?),
         Emit::Json => match file {
             None => output::json("hlo-dump/show", &loaded.found(&described(&loaded, arguments)?)),
             Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&described(&loaded, arguments)?))?),
@@ -73,9 +74,10 @@ fn form(arguments: &Show, json: bool) -> Result<Emit> {
         (
             "--computation",
             arguments.computation.is_some(),
-            !matches!(emit, Emit::Proto | Emit::Stablehlo | Emit::Graph),
+            !matches!(emit, Emit::Proto | Emit::Stablehlo | Emit::Artifact | Emit::Graph),
             "text, html, json, dot and svg",
         ),
+        ("--artifact-version", arguments.artifact_version.is_some(), emit == Emit::Artifact, "artifact"),
     ];
     for (option, is_given, applies, forms) in options {
         if is_given && !applies {
@@ -92,8 +94,16 @@ fn text(loaded: &Loaded, full: bool) -> String {
 }
 
 fn stablehlo(loaded: &Loaded, full: bool) -> Result<String> {
+    Ok(stablehlo::write(&loaded.module, &write_options(loaded, full))?)
+}
+
+fn artifact(loaded: &Loaded, version: Option<ArtifactVersion>) -> Result<Vec<u8>> {
+    Ok(stablehlo::write_artifact(&loaded.module, &write_options(loaded, true), version)?)
+}
+
+fn write_options(loaded: &Loaded, metadata: bool) -> WriteOptions {
     let Devices { replicas, partitions } = device_count(&loaded.module, loaded.config.as_ref());
-    Ok(stablehlo::write(&loaded.module, &WriteOptions { partitions, replicas, metadata: full })?)
+    WriteOptions { partitions, replicas, metadata }
 }
 
 /// Returns the text of one computation, if one is asked for: an empty line separates the texts of computations.

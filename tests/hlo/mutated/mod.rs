@@ -97,6 +97,7 @@ fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
     shardings(module, mesh.as_ref());
     scope_graph(&Walk::of(module), 3);
     let _ = stablehlo::write(module, &WriteOptions::default());
+    let _ = stablehlo::write_artifact(module, &WriteOptions::default(), None);
     let _ = trace_sharding(module, mesh.as_ref(), "x", 4);
 }
 

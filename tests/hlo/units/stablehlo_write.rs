@@ -1,7 +1,7 @@
 use meshloom::hlo::internals::opcodes;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
-use meshloom::hlo::stablehlo::{WriteError, WriteOptions, read, write};
+use meshloom::hlo::stablehlo::{WriteError, WriteOptions, read, write, write_artifact};
 use meshloom::hlo::text::{TextOptions, print};
 
 fn module(text: &str) -> HloModuleProto {
@@ -386,4 +386,33 @@ fn opcodes_without_a_form() {
                     copy-start domain dynamic-reshape fusion infeed mulhi outfeed ragged-all-to-all recv recv-done \
                     rng-get-and-update-state scaled-dot scan send send-done stochastic-convert";
     assert_eq!(refused.join(" "), expected);
+}
+
+/// The version of the artifact of an entry's body, as its first bytes state it, or the error.
+fn artifact_version(instructions: &str, asked: Option<&str>) -> Result<String, String> {
+    let text = format!("HloModule m\n\nENTRY e {{\n{instructions}\n}}\n");
+    let version = asked.map(|version| version.parse().map_err(|error| format!("{error}"))).transpose()?;
+    let written = write_artifact(&module(&text), &WriteOptions::default(), version);
+    let written = written.map_err(|error| error.to_string())?;
+    let (magic, rest) = written.split_at(4);
+    assert_eq!(magic, b"ML\xefR");
+    let maker = rest[1..].split(|&byte| byte == 0).next().unwrap();
+    Ok(String::from_utf8(maker.to_vec()).unwrap())
+}
+
+#[test]
+fn artifacts_have_the_oldest_version_that_knows_all() {
+    let of = |opcode: &str, ty: &str| format!("x = {ty} parameter(0)\n ROOT y = {ty} {opcode}(x)");
+    let version = |instructions: String, asked| artifact_version(&instructions, asked);
+    assert_eq!(version(of("tanh", "f32[2]"), None), Ok("StableHLO_v1.0.0".to_owned()));
+    assert_eq!(version(of("tan", "f32[2]"), None), Ok("StableHLO_v1.4.0".to_owned()));
+    assert_eq!(version(of("negate", "s2[2]"), None), Ok("StableHLO_v1.2.0".to_owned()));
+    assert_eq!(version(of("tan", "f32[2]"), Some("1.9.3")), Ok("StableHLO_v1.9.3".to_owned()));
+    let refused = version(of("tan", "f32[2]"), Some("1.0.0")).unwrap_err();
+    assert!(refused.contains("\"y\" (tan)") && refused.contains("came with version 1.4.0"), "{refused}");
+    let refused = version(of("tan", "f32[2]"), Some("0.9.0")).unwrap_err();
+    assert_eq!(refused, "expected a version from 1.0.0 to 1.20.0, found \"0.9.0\"");
+    let call = "x = f32[2] parameter(0)\n ROOT y = f32[2] custom-call(x), custom_call_target=\"chlo.erf_inv\"";
+    let refused = artifact_version(call, None).unwrap_err();
+    assert!(refused.contains("stands for the op \"chlo.erf_inv\""), "{refused}");
 }

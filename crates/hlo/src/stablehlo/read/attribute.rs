@@ -8,13 +8,13 @@ use crate::proto::ShapeProto;
 
 /// A value, and where it stands.
 #[derive(Clone, Debug)]
-pub(super) struct Attribute<'a> {
-    pub(super) value: Value<'a>,
-    pub(super) span: Span,
+pub(in crate::stablehlo) struct Attribute<'a> {
+    pub(in crate::stablehlo) value: Value<'a>,
+    pub(in crate::stablehlo) span: Span,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Value<'a> {
+pub(in crate::stablehlo) enum Value<'a> {
     /// A name without a value: that it is there says all.
     Unit,
     Boolean(bool),
@@ -70,16 +70,16 @@ impl Value<'_> {
 
 /// Attributes by name, in the order of the text.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Attributes<'a>(pub(super) Vec<(String, Attribute<'a>)>);
+pub(in crate::stablehlo) struct Attributes<'a>(pub(in crate::stablehlo) Vec<(String, Attribute<'a>)>);
 
 impl<'a> Attributes<'a> {
-    pub(super) fn get(&self, name: &str) -> Option<&Attribute<'a>> {
+    pub(in crate::stablehlo) fn get(&self, name: &str) -> Option<&Attribute<'a>> {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value)
     }
 }
 
 impl<'a> Attribute<'a> {
-    pub(super) fn integer(&self, what: &str) -> Result<i64> {
+    pub(in crate::stablehlo) fn integer(&self, what: &str) -> Result<i64> {
         match self.value {
             Value::Integer(value) => Ok(value),
             Value::Boolean(value) => Ok(value.into()),
@@ -123,7 +123,7 @@ impl<'a> Attribute<'a> {
         }
     }
 
-    pub(super) fn list(&self, what: &str) -> Result<&[Attribute<'a>]> {
+    pub(in crate::stablehlo) fn list(&self, what: &str) -> Result<&[Attribute<'a>]> {
         match &self.value {
             Value::List(items) => Ok(items),
             _ => self.fault(what, "a list"),
@@ -156,7 +156,7 @@ impl<'a> Parser<'a> {
     }
 
     /// The fields of an attribute: those between the angle brackets of a dialect's, or the entries of a dictionary.
-    pub(super) fn fields_of(&mut self, attribute: &Attribute<'a>, what: &str) -> Result<Attributes<'a>> {
+    pub(in crate::stablehlo) fn fields_of(&mut self, attribute: &Attribute<'a>, what: &str) -> Result<Attributes<'a>> {
         match &attribute.value {
             Value::Dialect { body, .. } => self.fields(*body),
             Value::Dictionary(fields) => Ok(fields.clone()),
@@ -184,7 +184,7 @@ impl<'a> Parser<'a> {
         read.map(|()| attributes)
     }
 
-    pub(super) fn attribute(&mut self) -> Result<Attribute<'a>> {
+    pub(in crate::stablehlo) fn attribute(&mut self) -> Result<Attribute<'a>> {
         let start = self.lexer.here();
         let first = self.nested(Self::value)?;
         let first = Attribute { value: first, span: self.lexer.since(start) };

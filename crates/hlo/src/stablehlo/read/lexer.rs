@@ -4,7 +4,7 @@ use crate::parse::{Result, fault};
 
 /// A text that is read from its start, or a part of it: positions are always those of the whole text.
 #[derive(Clone, Copy)]
-pub(super) struct Lexer<'a> {
+pub(in crate::stablehlo) struct Lexer<'a> {
     text: &'a str,
     position: usize,
     end: usize,
@@ -12,9 +12,9 @@ pub(super) struct Lexer<'a> {
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
-    pub(super) start: usize,
-    pub(super) end: usize,
+pub(in crate::stablehlo) struct Span {
+    pub(in crate::stablehlo) start: usize,
+    pub(in crate::stablehlo) end: usize,
 }
 
 /// Letters of words: `stablehlo.add`, `c_14`, `bb0`.
@@ -39,7 +39,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// The text of a part, whose borders are at ASCII characters.
-    pub(super) fn slice(&self, span: Span) -> &'a str {
+    pub(in crate::stablehlo) fn slice(&self, span: Span) -> &'a str {
         self.text.get(span.start..span.end).unwrap_or("")
     }
 

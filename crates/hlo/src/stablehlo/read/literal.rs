@@ -13,16 +13,16 @@ use crate::small_float::SmallFloat;
 use crate::syntax::elements::set_element_bytes;
 
 /// The value of a constant: its elements as little-endian bytes, row-major; 4-bit integers have a byte each.
-pub(super) struct Elements<'a> {
-    element: PrimitiveType,
-    bytes: Cow<'a, [u8]>,
+pub(in crate::stablehlo) struct Elements<'a> {
+    pub(in crate::stablehlo) element: PrimitiveType,
+    pub(in crate::stablehlo) bytes: Cow<'a, [u8]>,
     /// Whether one element stands for all.
-    pub(super) is_splat: bool,
+    pub(in crate::stablehlo) is_splat: bool,
 }
 
 /// Where the elements of a constant are.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum DenseBody<'a> {
+pub(in crate::stablehlo) enum DenseBody<'a> {
     /// Between angle brackets in the text.
     Text(Span),
     /// Bytes as MLIR keeps them, at a place of the file that they are from.
@@ -59,7 +59,11 @@ impl Format {
 const MOST: usize = 1 << 30;
 
 /// Reads the elements of a constant; `None` if they were left out.
-pub(super) fn elements<'a>(lexer: Lexer<'a>, body: DenseBody<'a>, shape: &ShapeProto) -> Result<Option<Elements<'a>>> {
+pub(in crate::stablehlo) fn elements<'a>(
+    lexer: Lexer<'a>,
+    body: DenseBody<'a>,
+    shape: &ShapeProto,
+) -> Result<Option<Elements<'a>>> {
     let element = PrimitiveType::try_from(shape.element_type).unwrap_or_default();
     let format = Format::of(element);
     let (mut lexer, start) = match body {

@@ -10,10 +10,10 @@ use crate::proto::stack_frame_index_proto::{FileLocation, StackFrame};
 use crate::proto::{OpMetadata, StackFrameIndexProto};
 
 /// The place of a location in the list of all.
-pub(super) type LocationId = usize;
+pub(in crate::stablehlo) type LocationId = usize;
 
 #[derive(Debug)]
-pub(super) enum Location<'a> {
+pub(in crate::stablehlo) enum Location<'a> {
     Unknown,
     Alias(&'a str),
     File { file: String, line: i64, column: i64 },
@@ -24,8 +24,8 @@ pub(super) enum Location<'a> {
 
 /// All locations of a text.
 #[derive(Debug, Default)]
-pub(super) struct Locations<'a> {
-    all: Vec<Location<'a>>,
+pub(in crate::stablehlo) struct Locations<'a> {
+    pub(in crate::stablehlo) all: Vec<Location<'a>>,
     /// The locations that have names.
     pub(super) aliases: FxHashMap<&'a str, LocationId>,
 }
@@ -56,7 +56,7 @@ impl<'a> Parser<'a> {
     }
 
     /// `loc(...)`.
-    pub(super) fn location(&mut self) -> Result<LocationId> {
+    pub(in crate::stablehlo) fn location(&mut self) -> Result<LocationId> {
         if !self.lexer.eat_word("loc") {
             return self.lexer.unexpected("a location, like loc(\"file.py\":1:2)");
         }

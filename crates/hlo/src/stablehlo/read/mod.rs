@@ -20,14 +20,14 @@
 //!
 //! The reader refuses, by name, what HLO cannot express: types without bounds, quantized types, blocks that jump.
 
-mod attribute;
-mod bytecode;
+pub(super) mod attribute;
+pub(super) mod bytecode;
 mod convert;
-mod lexer;
-mod literal;
-mod location;
+pub(super) mod lexer;
+pub(super) mod literal;
+pub(super) mod location;
 mod operation;
-mod parser;
+pub(super) mod parser;
 mod types;
 
 pub use bytecode::BytecodeError;

@@ -52,13 +52,13 @@ pub(super) fn of_today(name: Cow<'_, str>) -> (Cow<'_, str>, bool) {
     }
 }
 
-pub(super) struct Parser<'a> {
-    pub(super) lexer: Lexer<'a>,
+pub(in crate::stablehlo) struct Parser<'a> {
+    pub(in crate::stablehlo) lexer: Lexer<'a>,
     depth: usize,
     /// Attributes that have names, such as `#map`.
     pub(super) aliases: FxHashMap<&'a str, Attribute<'a>>,
     pub(super) type_aliases: FxHashMap<&'a str, ShapeProto>,
-    pub(super) locations: Locations<'a>,
+    pub(in crate::stablehlo) locations: Locations<'a>,
     /// The place and the name of the last op that was in a short form.
     last_short: Option<(usize, &'a str)>,
     /// The strings of the resources at the end of the text.
@@ -72,7 +72,7 @@ pub(super) struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    pub(super) fn new(text: &'a str, memory: Memory) -> Parser<'a> {
+    pub(in crate::stablehlo) fn new(text: &'a str, memory: Memory) -> Parser<'a> {
         Parser {
             lexer: Lexer::new(text),
             depth: 0,

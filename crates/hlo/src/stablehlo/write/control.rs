@@ -2,7 +2,7 @@
 
 use super::attributes::{Attributes, quoted};
 use super::error::{Result, malformed};
-use super::printer::{Op, Parameters, Printer, Region, Scope, Value, names, result_types, shape_of};
+use super::printer::{Op, Parameters, Printer, Region, Scope, Value, shape_of};
 use super::types;
 use crate::braces::braced_length;
 use crate::proto::{HloInstructionProto, PrimitiveType};
@@ -41,7 +41,7 @@ fn composite(instruction: &HloInstructionProto, callee: &str) -> Result<Option<(
     Ok(Some((attributes, rest)))
 }
 
-impl<'a> Printer<'a> {
+impl<'a> Printer<'a, '_> {
     /// A branch: its computations take the operands, its regions see them.
     pub(super) fn conditional(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         let mut regions = Vec::new();
@@ -57,27 +57,18 @@ impl<'a> Printer<'a> {
         let results = types::leaves(shape_of(instruction)?)?;
         let operands = scope.operand(instruction, 0)?;
         let name = if by_flag { "stablehlo.if" } else { "stablehlo.case" };
-        self.op(instruction, Op::new(name, &operands, &results).over(regions), &self.common(instruction))
+        let op = Op::new(name, &operands, &results).over(regions).marked(self.common(instruction));
+        self.op(instruction, op)
     }
 
     pub(super) fn call(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         let callee = self.function_symbol(called(instruction, 0)?)?;
         let operands = scope.operands(instruction)?;
         let results = types::leaves(shape_of(instruction)?)?;
-        if let Some((attributes, rest)) = composite(instruction, &callee)? {
-            let op = Op::new("stablehlo.composite", &operands, &results).with(attributes);
-            return self.op(instruction, op, &self.common(&rest));
-        }
-        let operand_types: Vec<&str> = operands.iter().map(|leaf| &*leaf.ty).collect();
-        let common = self.common(instruction);
-        let attributes: Vec<String> = common.iter().map(|(name, value)| format!("{name} = {value}")).collect();
-        let attributes = if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) };
-        let text = format!(
-            "call {callee}({}){attributes} : ({}) -> {}",
-            names(&operands),
-            operand_types.join(", "),
-            result_types(&results)
-        );
-        Ok(self.line(instruction, &text, &results))
+        let (name, attributes, marks) = match composite(instruction, &callee)? {
+            Some((attributes, rest)) => ("stablehlo.composite", attributes, self.common(&rest)),
+            None => ("func.call", vec![("callee", callee)], self.common(instruction)),
+        };
+        self.op(instruction, Op::new(name, &operands, &results).with(attributes).marked(marks))
     }
 }

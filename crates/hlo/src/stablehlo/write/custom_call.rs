@@ -11,7 +11,7 @@ use crate::proto::{CustomCallApiVersion, HloInstructionProto, OutputOperandAlias
 /// The calling convention in which the configuration is a dictionary.
 const TYPED: i32 = CustomCallApiVersion::ApiVersionTypedFfi as i32;
 
-impl<'a> Printer<'a> {
+impl<'a> Printer<'a, '_> {
     pub(super) fn custom_call(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         let is_of_convolution = instruction.window.is_some()
             || instruction.convolution_dimension_numbers.is_some()
@@ -66,7 +66,7 @@ impl<'a> Printer<'a> {
         discardable.push(("mhlo.version", number(1)));
         let attributes = vec![("call_target_name", quoted(format!("mhlo.{name}").as_bytes()))];
         let op = Op::new("stablehlo.custom_call", &operands, &results).with(attributes);
-        self.op(instruction, op, &discardable)
+        self.op(instruction, op.marked(discardable))
     }
 
     /// Writes the call that tells the partitioner how a value is sharded.
@@ -82,19 +82,19 @@ impl<'a> Printer<'a> {
         instruction: &'a HloInstructionProto,
         operands: &Value,
         attributes: Attributes,
-        discardable: Vec<(&'static str, String)>,
+        discardable: Attributes,
     ) -> Result<Value> {
         let shape = shape_of(instruction)?;
         let is_flat = !shape.tuple_shapes.iter().any(is_tuple) && shape.tuple_shapes.len() != 1;
         if is_flat {
             let results = types::leaves(shape)?;
             let op = Op::new("stablehlo.custom_call", operands, &results).with(attributes);
-            return self.op(instruction, op, &discardable);
+            return self.op(instruction, op.marked(discardable));
         }
         // Several results are a plain tuple to the callee, so this one stays what it is.
         let packed = [types::packed(shape)?];
         let op = Op::new("stablehlo.custom_call", operands, &packed).with(attributes);
-        let tuple = self.op(instruction, op, &discardable)?;
+        let tuple = self.op(instruction, op.marked(discardable))?;
         self.unpack(instruction, shape, tuple)
     }
 
@@ -115,7 +115,7 @@ impl<'a> Printer<'a> {
         for part in &shape.tuple_shapes {
             parts.extend(self.pack(instruction, part, leaves)?);
         }
-        self.op(instruction, Op::new("stablehlo.tuple", &parts, &[types::packed(shape)?]), &[])
+        self.op(instruction, Op::new("stablehlo.tuple", &parts, &[types::packed(shape)?]))
     }
 
     /// The arrays of a tuple.
@@ -128,7 +128,7 @@ impl<'a> Printer<'a> {
             let ty: [Type; 1] = [types::packed(part)?];
             let attributes = vec![("index", format!("{index} : i32"))];
             let op = Op::new("stablehlo.get_tuple_element", &value, &ty).with(attributes);
-            let element = self.op(instruction, op, &[])?;
+            let element = self.op(instruction, op)?;
             leaves.extend(self.unpack(instruction, part, element)?);
         }
         Ok(leaves)

@@ -9,6 +9,12 @@ pub enum WriteError {
     /// StableHLO cannot say what an instruction does.
     #[error("instruction {instruction:?} ({opcode}) of computation {computation:?} has no form in StableHLO: {reason}")]
     NoForm { computation: String, instruction: String, opcode: String, reason: String },
+    /// A portable artifact cannot say what an instruction does, or not in the version that is asked for.
+    #[error(
+        "instruction {instruction:?} ({opcode}) of computation {computation:?} has no form in the portable artifact: \
+         {reason}"
+    )]
+    NotInArtifact { computation: String, instruction: String, opcode: String, reason: String },
     /// The module contradicts itself.
     #[error("instruction {instruction:?} ({opcode}) of computation {computation:?} is malformed: {problem}")]
     Malformed { computation: String, instruction: String, opcode: String, problem: String },
@@ -35,6 +41,8 @@ crate::debug_is_message!(WriteError);
 pub(super) enum Fault {
     /// StableHLO cannot express the instruction; the text says what to do instead.
     NoForm(String),
+    /// A portable artifact cannot, and StableHLO's text can.
+    NotInArtifact(String),
     Malformed(String),
     /// The fault is one of an instruction in a region, which it names.
     Inside(WriteError),
@@ -48,6 +56,7 @@ impl Fault {
         let instruction = instruction.name.clone();
         match self {
             Fault::NoForm(reason) => WriteError::NoForm { computation, instruction, opcode, reason },
+            Fault::NotInArtifact(reason) => WriteError::NotInArtifact { computation, instruction, opcode, reason },
             Fault::Malformed(problem) => WriteError::Malformed { computation, instruction, opcode, problem },
             Fault::Inside(error) => error,
         }
@@ -62,6 +71,10 @@ impl From<WriteError> for Fault {
 
 pub(super) fn no_form<T>(reason: impl Into<String>) -> Result<T> {
     Err(Fault::NoForm(reason.into()))
+}
+
+pub(super) fn not_in_artifact<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Fault::NotInArtifact(reason.into()))
 }
 
 pub(super) fn malformed<T>(problem: impl Into<String>) -> Result<T> {

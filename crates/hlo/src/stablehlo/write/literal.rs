@@ -2,15 +2,16 @@
 //!
 //! A constant of equal elements is written as one element, a long one of others as its bytes in hexadecimal.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use half::{bf16, f16};
 
 use super::attributes::Decimal;
 use super::error::{Result, malformed, no_form};
-use super::types;
+use super::types::{self, Type};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::shape::{element_count, element_strides};
+use crate::stablehlo::names;
 use crate::syntax::elements::element_bytes;
 
 /// More elements are written as bytes: they are long, and people do not read them.
@@ -20,50 +21,116 @@ const LISTED: usize = 100;
 const MAX_RANK: usize = 64;
 
 /// The elements of a constant in row-major order, each as its bytes, the low one first.
+#[derive(Clone)]
 struct Elements {
     element: PrimitiveType,
     bytes: Vec<u8>,
     width: usize,
 }
 
-/// The attribute of a constant, with its type.
-pub(super) fn dense(literal: &LiteralProto, shape: &ShapeProto) -> Result<String> {
-    let ty = types::leaf(shape)?;
-    let has_negative = shape.dimensions.iter().any(|&size| size < 0);
-    let Some(count) = element_count(shape).filter(|_| !has_negative) else {
-        return malformed("a constant has a size that is negative or too large to count");
-    };
-    if shape.dimensions.len() > MAX_RANK {
-        return malformed(format!("a constant has {} dimensions", shape.dimensions.len()));
-    }
-    if shape.is_dynamic_dimension.contains(&true) {
-        return no_form("a constant has a dynamic dimension; pad it to its bound");
-    }
-    if count == 0 {
-        return Ok(format!("dense<> : {ty}"));
-    }
-    let elements = Elements::of(literal, shape, count)?;
-    let mut text = String::from("dense<");
-    let is_one = elements.bytes.chunks_exact(elements.width).all(|element| Some(element) == elements.at(0));
-    if is_one {
-        elements.write(&mut text, 0);
-    } else if count > LISTED && elements.are_bytes() {
-        text.push_str("\"0x");
-        for byte in &elements.bytes {
-            let _ = write!(text, "{byte:02X}");
-        }
-        text.push('"');
-    } else {
-        elements.write_level(&mut text, &shape.dimensions, &mut 0);
-    }
-    let _ = write!(text, "> : {ty}");
-    Ok(text)
+/// An array of elements with its type.
+#[derive(Clone)]
+pub(super) struct Dense {
+    pub(super) ty: Type,
+    dimensions: Vec<i64>,
+    elements: Elements,
+    /// Whether there are elements, and all are the same.
+    is_splat: bool,
 }
 
-/// The part `dense<1.0>` of an attribute of a constant of some elements that are all the same.
-pub(super) fn splat(dense: &str) -> Option<&str> {
-    let (value, _) = dense.rsplit_once(" : ")?;
-    (!value.starts_with("dense<[") && !value.starts_with("dense<\"")).then_some(value)
+impl Dense {
+    /// The value of a constant.
+    pub(super) fn of(literal: &LiteralProto, shape: &ShapeProto) -> Result<Dense> {
+        let ty = types::leaf(shape)?;
+        let has_negative = shape.dimensions.iter().any(|&size| size < 0);
+        let Some(count) = element_count(shape).filter(|_| !has_negative) else {
+            return malformed("a constant has a size that is negative or too large to count");
+        };
+        if shape.dimensions.len() > MAX_RANK {
+            return malformed(format!("a constant has {} dimensions", shape.dimensions.len()));
+        }
+        if shape.is_dynamic_dimension.contains(&true) {
+            return no_form("a constant has a dynamic dimension; pad it to its bound");
+        }
+        let elements = match count {
+            0 => Elements { element: types::element(shape), bytes: Vec::new(), width: 1 },
+            count => Elements::of(literal, shape, count)?,
+        };
+        Ok(Dense::new(ty, shape.dimensions.clone(), elements))
+    }
+
+    fn new(ty: Type, dimensions: Vec<i64>, elements: Elements) -> Dense {
+        let mut all = elements.bytes.chunks_exact(elements.width);
+        let first = elements.at(0);
+        let is_splat = first.is_some() && all.all(|element| Some(element) == first);
+        Dense { ty, dimensions, elements, is_splat }
+    }
+
+    /// A list of numbers of 64 bits.
+    pub(super) fn numbers(numbers: &[i64]) -> Dense {
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let elements = Elements { element: PrimitiveType::S64, bytes, width: size_of::<i64>() };
+        let ty = format!("tensor<{}xi64>", numbers.len()).into();
+        Dense { ty, dimensions: vec![numbers.len() as i64], elements, is_splat: false }
+    }
+
+    fn count(&self) -> usize {
+        self.elements.bytes.len() / self.elements.width
+    }
+
+    /// The element of a large constant of equal ones.
+    pub(super) fn large_splat(&self) -> Option<Dense> {
+        let element = self.elements.at(0).filter(|_| self.is_splat && self.count() as i64 >= names::LARGE_SPLAT)?;
+        let elements = Elements { bytes: element.to_vec(), ..self.elements.clone() };
+        let ty = format!("tensor<{}>", names::element_name(self.elements.element)?);
+        Some(Dense::new(ty.into(), Vec::new(), elements))
+    }
+
+    /// Whether each region that uses it has one of its own.
+    pub(super) fn is_repeated(&self) -> bool {
+        self.count() as i64 <= names::REPEATED
+    }
+
+    /// The bytes that MLIR's bytecode has for it.
+    pub(super) fn stored(&self) -> Vec<u8> {
+        let Elements { element, bytes, width } = &self.elements;
+        let is_one = self.is_splat && self.count() > 1;
+        stored(*element, if is_one { bytes.get(..*width).unwrap_or_default() } else { bytes }, is_one)
+    }
+}
+
+/// Elements as MLIR's bytecode has them: one for all that are equal, truth values eight a byte.
+pub(super) fn stored(element: PrimitiveType, bytes: &[u8], is_one_for_all: bool) -> Vec<u8> {
+    match (element, element.bits()) {
+        (PrimitiveType::Pred, _) if is_one_for_all => {
+            vec![if bytes.first().is_some_and(|&byte| byte != 0) { u8::MAX } else { 0 }]
+        }
+        (PrimitiveType::Pred, _) => {
+            let packed = |part: &[u8]| part.iter().rev().fold(0, |all, &byte| all << 1 | u8::from(byte != 0));
+            bytes.chunks(8).map(packed).collect()
+        }
+        (_, Some(bits @ 1..8)) => bytes.iter().map(|byte| byte & ((1 << bits) - 1)).collect(),
+        _ => bytes.to_vec(),
+    }
+}
+
+/// `dense<1.0> : tensor<4xf32>`.
+impl fmt::Display for Dense {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::from("dense<");
+        if self.is_splat {
+            self.elements.write(&mut text, 0);
+        } else if self.count() > LISTED && self.elements.are_bytes() {
+            text.push_str("\"0x");
+            for byte in &self.elements.bytes {
+                let _ = write!(text, "{byte:02X}");
+            }
+            text.push('"');
+        } else if self.count() > 0 {
+            self.elements.write_level(&mut text, &self.dimensions, &mut 0);
+        }
+        write!(formatter, "{text}> : {}", self.ty)
+    }
 }
 
 impl Elements {

@@ -1,4 +1,5 @@
-//! Writes a module as StableHLO text.
+//! Writes a module as StableHLO: as text, or by [`write_artifact`] as MLIR's bytecode. One walk over the module makes
+//! both.
 //!
 //! Each called computation becomes a private function, and the computation of a loop, a branch or a reduction a region
 //! of its op. Values are numbered. Tuples are taken apart: the state of a loop, the results of a branch and those of a
@@ -29,9 +30,11 @@
 //! transfers to the host.
 
 mod attributes;
+mod bytecode;
 mod control;
 mod custom_call;
 mod error;
+mod lines;
 mod literal;
 mod location;
 mod operation;
@@ -39,6 +42,7 @@ mod printer;
 mod signature;
 mod types;
 
+pub use bytecode::{ArtifactVersion, VersionError, write_artifact};
 pub use error::WriteError;
 
 use crate::proto::HloModuleProto;
@@ -66,5 +70,7 @@ impl Default for WriteOptions {
 /// # Errors
 /// StableHLO has no form for an instruction, or the module is malformed.
 pub fn write(module: &HloModuleProto, options: &WriteOptions) -> Result<String, WriteError> {
-    printer::Printer::new(module, options).module()
+    let mut lines = lines::Lines::default();
+    printer::Printer::new(module, options, &mut lines).module()?;
+    Ok(lines.finish())
 }

@@ -1,15 +1,14 @@
 //! The op that each opcode becomes.
 
-use std::rc::Rc;
-
 use super::attributes::{
     self, Attributes, array, brackets, dilations, dimension_numbers, field, matrix, number, window, window_of,
     window_reversal, window_sizes,
 };
+use super::control;
 use super::error::{Result, malformed, no_form};
+use super::literal::Dense;
 use super::printer::{Op, Parameters, Printer, Region, Scope, Value, shape_of};
-use super::types::{self, Type, at_index, leaf_count};
-use super::{control, literal};
+use super::types::{self, at_index, leaf_count};
 use crate::device_groups::DeviceGroups;
 use crate::opcode;
 use crate::proto::triangular_solve_options::Transpose;
@@ -17,12 +16,11 @@ use crate::proto::{
     ConvolutionDimensionNumbers, DotDimensionNumbers, FftType, HloInstructionProto, RandomAlgorithm,
     RandomDistribution, ShapeProto, SparsityConfig, WindowDimension,
 };
-use crate::shape::element_count;
 use crate::stablehlo::names;
 use crate::syntax::default_comparison;
 use crate::syntax::opcodes::{Mark, Operation};
 
-impl<'a> Printer<'a> {
+impl<'a> Printer<'a, '_> {
     /// Writes an instruction; gives its value.
     pub(super) fn operation(&mut self, scope: &Scope<'a>, instruction: &'a HloInstructionProto) -> Result<Value> {
         match instruction.opcode.as_str() {
@@ -76,7 +74,7 @@ impl<'a> Printer<'a> {
         let operands = scope.operands(instruction)?;
         let results = types::leaves(shape_of(instruction)?)?;
         let op = Op::new(&name, &operands, &results).with(attributes).over(regions);
-        self.op(instruction, op, &self.common(instruction))
+        self.op(instruction, op.marked(self.common(instruction)))
     }
 
     /// An op that carries nothing but operands.
@@ -89,10 +87,10 @@ impl<'a> Printer<'a> {
         let results = types::leaves(shape_of(instruction)?)?;
         let accuracy = attributes::accuracy(instruction).map(|accuracy| ("result_accuracy", accuracy));
         let op = Op::new(&name, &operands, &results).with(accuracy.into_iter().collect());
+        let op = op.marked(self.common(instruction));
         let is_elementwise = Operation::has_mark(opcode, Mark::Same)
             && (opcode::is_arithmetic(opcode) || opcode::is_transcendental(opcode));
-        let op = if is_elementwise { op.elementwise() } else { op };
-        self.op(instruction, op, &self.common(instruction))
+        self.op(instruction, if is_elementwise { op.elementwise() } else { op })
     }
 
     fn constant(&mut self, instruction: &'a HloInstructionProto) -> Result<Value> {
@@ -101,29 +99,11 @@ impl<'a> Printer<'a> {
         if types::is_tuple(shape) {
             return no_form("a constant of several arrays; make them constants of their own, and a tuple of those");
         }
-        let results = [types::leaf(shape)?];
-        let dense = literal::dense(value, shape)?;
-        let count = element_count(shape).map_or(i64::MAX, |count| count as i64);
-        if count >= names::LARGE_SPLAT
-            && let Some(element) = literal::splat(&dense)
-        {
-            let scalar: Type = format!("tensor<{}>", types::element_name(shape)?).into();
-            let one = self.line(
-                instruction,
-                &format!("stablehlo.constant {element} : {scalar}"),
-                std::slice::from_ref(&scalar),
-            );
-            let attributes = vec![("broadcast_dimensions", array(&[]))];
-            return self.op(instruction, Op::new("stablehlo.broadcast_in_dim", &one, &results).with(attributes), &[]);
-        }
-        let start = self.out.len();
-        let mut value = self.line(instruction, &format!("stablehlo.constant {dense}"), &results);
-        if count <= names::REPEATED {
-            let line = self.out.get(start..).and_then(|line| line.split_once(" = "));
-            let text: Option<Rc<str>> = line.map(|(_, text)| text.into());
-            value.iter_mut().for_each(|leaf| leaf.constant.clone_from(&text));
-        }
-        Ok(value)
+        let value = Dense::of(value, shape)?;
+        let Some(element) = value.large_splat() else { return self.constant_op(instruction, value) };
+        let one = self.constant_op(instruction, element)?;
+        let attributes = vec![("broadcast_dimensions", array(&[]))];
+        self.op(instruction, Op::new("stablehlo.broadcast_in_dim", &one, &[value.ty]).with(attributes))
     }
 
     /// Random numbers of the state that the device keeps. The shape is an operand.
@@ -133,17 +113,12 @@ impl<'a> Printer<'a> {
             _ => return malformed(format!("its distribution {} is unknown", instruction.distribution)),
         };
         let shape = shape_of(instruction)?;
-        let ty = format!("tensor<{}xi64>", shape.dimensions.len());
-        let sizes = match shape.dimensions.as_slice() {
-            [] => format!("stablehlo.constant dense<> : {ty}"),
-            sizes => format!("stablehlo.constant dense<{}> : {ty}", brackets(sizes)),
-        };
         let mut operands = scope.operands(instruction)?;
-        operands.extend(self.line(instruction, &sizes, &[ty.into()]));
+        operands.extend(self.constant_op(instruction, Dense::numbers(&shape.dimensions))?);
         let results = [types::leaf(shape)?];
         let attributes = vec![("rng_distribution", format!("#stablehlo<rng_distribution {distribution}>"))];
         let op = Op::new("stablehlo.rng", &operands, &results).with(attributes);
-        self.op(instruction, op, &self.common(instruction))
+        self.op(instruction, op.marked(self.common(instruction)))
     }
 }
 

@@ -1,5 +1,6 @@
-//! The text under construction: values, ops, regions and functions.
+//! The walk over a module: values, ops, regions and functions, which go into a [`Sink`].
 
+use std::fmt;
 use std::rc::Rc;
 
 use prost::Message;
@@ -7,6 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::attributes::{Attributes, dictionary, quoted, symbol};
 use super::error::{Fault, Result, WriteError, malformed};
+use super::literal::Dense;
 use super::types::{self, Type};
 use super::{WriteOptions, location};
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
@@ -22,14 +24,49 @@ const MAX_RATIO: usize = 64;
 /// Bytes that any text may have.
 const SMALL: usize = 64 << 20;
 
+/// The name of a value: `%5`, `%5#1`, `%arg0`.
+#[derive(Clone, Copy)]
+pub(super) enum Name {
+    Result(usize),
+    OneOf(usize, usize),
+    Argument(usize),
+}
+
+impl Name {
+    /// The name of all results together of which it is one.
+    pub(super) fn of_all(self) -> Name {
+        match self {
+            Name::OneOf(number, _) => Name::Result(number),
+            name => name,
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Result(number) => write!(formatter, "%{number}"),
+            Name::OneOf(number, index) => write!(formatter, "%{number}#{index}"),
+            Name::Argument(number) => write!(formatter, "%arg{number}"),
+        }
+    }
+}
+
 /// An array or a token.
 #[derive(Clone)]
 pub(super) struct Leaf {
-    /// `%5`, `%5#1`, `%arg0`.
-    pub(super) name: Rc<str>,
+    pub(super) name: Name,
+    /// Its number among all of the module.
+    pub(super) number: u32,
     pub(super) ty: Type,
-    /// The text after the name of a small constant, to the end of the line.
-    pub(super) constant: Option<Rc<str>>,
+    /// The constant that it is, if that is a small one.
+    constant: Option<Rc<Constant>>,
+}
+
+/// A constant, and where it comes from.
+struct Constant {
+    value: Dense,
+    location: String,
 }
 
 /// The arrays and tokens that an instruction returns, in order; the elements of a tuple follow one another.
@@ -57,11 +94,13 @@ pub(super) struct Scope<'a> {
     first: Option<Leaf>,
 }
 
-/// One op: the text before and after its regions.
+/// One op.
 pub(super) struct Op<'o> {
     pub(super) name: &'o str,
     pub(super) operands: &'o [Leaf],
     pub(super) attributes: Attributes,
+    /// Attributes that are not the op's own.
+    pub(super) discardable: Attributes,
     pub(super) regions: Vec<Region>,
     pub(super) results: &'o [Type],
     /// Whether it may be written short, as an op with one type for all operands and results.
@@ -70,7 +109,8 @@ pub(super) struct Op<'o> {
 
 impl<'o> Op<'o> {
     pub(super) fn new(name: &'o str, operands: &'o [Leaf], results: &'o [Type]) -> Op<'o> {
-        Op { name, operands, attributes: Vec::new(), regions: Vec::new(), results, is_elementwise: false }
+        let (attributes, discardable) = (Vec::new(), Vec::new());
+        Op { name, operands, attributes, discardable, regions: Vec::new(), results, is_elementwise: false }
     }
 
     pub(super) fn elementwise(mut self) -> Op<'o> {
@@ -83,34 +123,75 @@ impl<'o> Op<'o> {
         self
     }
 
+    /// Adds attributes that are not the op's own.
+    pub(super) fn marked(mut self, discardable: Attributes) -> Op<'o> {
+        self.discardable = discardable;
+        self
+    }
+
     pub(super) fn over(mut self, regions: Vec<Region>) -> Op<'o> {
         self.regions = regions;
         self
     }
+
+    /// The type of all operands and results, if it says all that the name of the op does not.
+    pub(super) fn only_type(&self) -> Option<&Type> {
+        let mut types = self.operands.iter().map(|leaf| &leaf.ty).chain(self.results);
+        let first = types.next()?;
+        let is_plain = self.is_elementwise && self.attributes.is_empty() && self.discardable.is_empty();
+        (is_plain && types.all(|ty| ty == first)).then_some(first)
+    }
 }
 
-pub(super) struct Printer<'a> {
-    pub(super) out: String,
+/// The head of a function.
+pub(super) struct Signature {
+    pub(super) name: String,
+    pub(super) is_public: bool,
+    /// Each with its attributes and its location.
+    pub(super) arguments: Vec<(Leaf, Attributes, String)>,
+    pub(super) results: Vec<(Type, Attributes)>,
+}
+
+/// What a module is written as, part by part: text or bytecode.
+pub(super) trait Sink {
+    fn open_module(&mut self, name: &str, attributes: &Attributes) -> Result<()>;
+    fn open_function(&mut self, signature: &Signature) -> Result<()>;
+    /// Begins an op, whose regions follow.
+    fn open(&mut self, op: &Op<'_>, results: &[Leaf]) -> Result<()>;
+    /// Begins a region of an op, by its number, with arguments of its own.
+    fn open_region(&mut self, number: usize, arguments: Option<&[Leaf]>) -> Result<()>;
+    /// Ends a region or a function with its values.
+    fn close_region(&mut self, values: &[Leaf], is_function: bool) -> Result<()>;
+    fn close(&mut self, op: &Op<'_>, location: &str) -> Result<()>;
+    fn constant(&mut self, value: &Dense, result: &Leaf, location: &str) -> Result<()>;
+    /// About how many bytes it has so far.
+    fn length(&self) -> usize;
+}
+
+/// Walks over a module, and writes it into a sink.
+pub(super) struct Printer<'a, 's> {
+    out: &'s mut dyn Sink,
     pub(super) module: &'a HloModuleProto,
     pub(super) options: &'a WriteOptions,
     computations: FxHashMap<i64, &'a HloComputationProto>,
-    sources: Sources<'a>,
+    pub(super) sources: Sources<'a>,
     /// The symbols of functions, and the computations in the order in which they were first called.
     functions: FxHashMap<i64, String>,
     called: Vec<i64>,
     symbols: FxHashSet<String>,
     /// Numbers of values and arguments given in the function.
     values: usize,
-    pub(super) arguments: usize,
-    indent: usize,
+    arguments: usize,
+    /// The number of values given in the module.
+    all_values: u32,
     depth: usize,
     limit: usize,
 }
 
-impl<'a> Printer<'a> {
-    pub(super) fn new(module: &'a HloModuleProto, options: &'a WriteOptions) -> Printer<'a> {
+impl<'a, 's> Printer<'a, 's> {
+    pub(super) fn new(module: &'a HloModuleProto, options: &'a WriteOptions, out: &'s mut dyn Sink) -> Self {
         Printer {
-            out: String::new(),
+            out,
             module,
             options,
             computations: module.computations.iter().map(|computation| (computation.id, computation)).collect(),
@@ -120,19 +201,20 @@ impl<'a> Printer<'a> {
             symbols: FxHashSet::from_iter(["main".to_owned()]),
             values: 0,
             arguments: 0,
-            indent: 0,
+            all_values: 0,
             depth: 0,
             limit: module.encoded_len().saturating_mul(MAX_RATIO).max(SMALL),
         }
     }
 
-    pub(super) fn module(mut self) -> std::result::Result<String, WriteError> {
+    pub(super) fn module(mut self) -> std::result::Result<(), WriteError> {
         let Some(&entry) = self.computations.get(&self.module.entry_computation_id) else {
             let problem =
                 format!("its entry is computation {}, which it does not have", self.module.entry_computation_id);
             return Err(WriteError::MalformedModule { problem });
         };
-        self.header();
+        let attributes = self.header();
+        self.out.open_module(&self.module.name, &attributes)?;
         self.function(entry, None)?;
         let mut written = 0;
         while let Some(&id) = self.called.get(written) {
@@ -141,8 +223,7 @@ impl<'a> Printer<'a> {
                 self.function(computation, Some(&name))?;
             }
         }
-        self.out.push_str("}\n");
-        Ok(self.out)
+        Ok(())
     }
 
     pub(super) fn computation(&self, id: i64) -> Result<&'a HloComputationProto> {
@@ -170,19 +251,9 @@ impl<'a> Printer<'a> {
         Ok(symbol(&name))
     }
 
-    pub(super) fn start_line(&mut self) {
-        for _ in 0..self.indent {
-            self.out.push_str("  ");
-        }
-    }
-
-    /// Ends a line that says what an instruction does.
-    fn end_line(&mut self, instruction: &'a HloInstructionProto) {
-        if self.options.metadata {
-            self.out.push(' ');
-            self.out.push_str(&location::of(&self.sources, instruction));
-        }
-        self.out.push('\n');
+    /// The location of an instruction; nothing where none are written.
+    pub(super) fn location(&self, instruction: &'a HloInstructionProto) -> String {
+        if self.options.metadata { location::of(&self.sources, instruction) } else { String::new() }
     }
 
     /// A function: the entry, which is called `main`, or a private one.
@@ -192,14 +263,9 @@ impl<'a> Printer<'a> {
         name: Option<&str>,
     ) -> std::result::Result<(), WriteError> {
         (self.values, self.arguments) = (0, 0);
-        self.indent = 1;
-        let parameters = self.signature(computation, name)?;
-        self.indent = 2;
-        self.body(computation, parameters, "return")?;
-        self.indent = 1;
-        self.start_line();
-        self.out.push_str("}\n");
-        Ok(())
+        let (signature, parameters) = self.signature(computation, name)?;
+        self.out.open_function(&signature)?;
+        self.body(computation, parameters, true)
     }
 
     /// The instructions of a computation, and what gives its root to whom it belongs.
@@ -207,7 +273,7 @@ impl<'a> Printer<'a> {
         &mut self,
         computation: &'a HloComputationProto,
         parameters: Vec<Value>,
-        terminator: &str,
+        is_function: bool,
     ) -> std::result::Result<(), WriteError> {
         if self.depth >= MAX_DEPTH {
             return Err(WriteError::Deep { computation: computation.name.clone(), limit: MAX_DEPTH });
@@ -222,7 +288,7 @@ impl<'a> Printer<'a> {
             };
             let value = value.map_err(|fault| fault.at(computation, instruction))?;
             scope.values.insert(instruction.id, value);
-            if self.out.len() > self.limit {
+            if self.out.length() > self.limit {
                 return Err(WriteError::Long { limit: self.limit });
             }
         }
@@ -230,13 +296,7 @@ impl<'a> Printer<'a> {
             let problem = format!("computation {:?} has no root", computation.name);
             return Err(WriteError::MalformedModule { problem });
         };
-        self.start_line();
-        let (names, types) = (names(root), root.iter().map(|leaf| leaf.ty.clone()).collect::<Vec<_>>());
-        self.out.push_str(terminator);
-        if !types.is_empty() {
-            self.out.push_str(&format!(" {names} : {}", types.join(", ")));
-        }
-        self.out.push('\n');
+        self.out.close_region(root, is_function)?;
         self.depth -= 1;
         Ok(())
     }
@@ -271,127 +331,90 @@ impl<'a> Printer<'a> {
             }
         }
         let results: Vec<Type> = operands.iter().map(|leaf| leaf.ty.clone()).collect();
-        let guarded = self.op(instruction, Op::new("stablehlo.optimization_barrier", &operands, &results), &[])?;
+        let guarded = self.op(instruction, Op::new("stablehlo.optimization_barrier", &operands, &results))?;
         Ok(guarded.into_iter().next())
     }
 
-    /// Writes one op; gives its results. `discardable` are attributes that are not the op's own.
-    pub(super) fn op(
-        &mut self,
-        instruction: &'a HloInstructionProto,
-        op: Op<'_>,
-        discardable: &[(&str, String)],
-    ) -> Result<Value> {
-        self.start_line();
+    /// Writes one op; gives its results.
+    pub(super) fn op(&mut self, instruction: &'a HloInstructionProto, op: Op<'_>) -> Result<Value> {
         let results = self.results(op.results);
-        let operands = names(op.operands);
-        let mut types = op.operands.iter().map(|leaf| &leaf.ty).chain(op.results);
-        let first = types.next();
-        let is_plain = op.is_elementwise && op.attributes.is_empty() && discardable.is_empty();
-        if is_plain && types.all(|ty| Some(ty) == first) {
-            self.out.push_str(&format!("{} {operands} : {}", op.name, op.results[0]));
-            self.end_line(instruction);
-            return Ok(results);
+        self.out.open(&op, &results)?;
+        for (number, region) in op.regions.iter().enumerate() {
+            self.region(number, region)?;
         }
-        self.out.push_str(&format!("\"{}\"({operands})", op.name));
-        if !op.attributes.is_empty() {
-            self.out.push_str(&format!(" <{}>", braced(&op.attributes)));
-        }
-        for (index, region) in op.regions.iter().enumerate() {
-            self.out.push_str(if index == 0 { " ({\n" } else { ", {\n" });
-            self.region(region)?;
-            self.start_line();
-            self.out.push('}');
-        }
-        if !op.regions.is_empty() {
-            self.out.push(')');
-        }
-        if !discardable.is_empty() {
-            self.out.push_str(&format!(" {}", braced(discardable)));
-        }
-        let operand_types: Vec<Type> = op.operands.iter().map(|leaf| leaf.ty.clone()).collect();
-        self.out.push_str(&format!(" : ({}) -> {}", operand_types.join(", "), result_types(op.results)));
-        self.end_line(instruction);
+        let location = self.location(instruction);
+        self.out.close(&op, &location)?;
         Ok(results)
     }
 
-    /// A line that is not a generic op: `text` after the names of the results.
-    pub(super) fn line(&mut self, instruction: &'a HloInstructionProto, text: &str, results: &[Type]) -> Value {
-        self.start_line();
-        let results = self.results(results);
-        self.out.push_str(text);
-        self.end_line(instruction);
-        results
+    /// Writes a constant.
+    pub(super) fn constant_op(&mut self, instruction: &'a HloInstructionProto, value: Dense) -> Result<Value> {
+        let constant = Constant { value, location: self.location(instruction) };
+        let mut leaf = self.repeated(&constant)?;
+        if constant.value.is_repeated() {
+            leaf.constant = Some(Rc::new(constant));
+        }
+        Ok(vec![leaf])
     }
 
-    /// Names results, and writes the names.
+    fn repeated(&mut self, constant: &Constant) -> Result<Leaf> {
+        let name = Name::Result(self.values);
+        self.values += 1;
+        let leaf = self.leaf(name, constant.value.ty.clone());
+        self.out.constant(&constant.value, &leaf, &constant.location)?;
+        Ok(leaf)
+    }
+
+    /// Names results.
     fn results(&mut self, types: &[Type]) -> Value {
         let number = self.values;
+        self.values += usize::from(!types.is_empty());
         let name = |index: usize| match types.len() {
-            1 => format!("%{number}"),
-            _ => format!("%{number}#{index}"),
+            1 => Name::Result(number),
+            _ => Name::OneOf(number, index),
         };
-        let results = types.iter().enumerate().map(|(index, ty)| Leaf {
-            name: name(index).into(),
-            ty: ty.clone(),
-            constant: None,
-        });
-        let results: Value = results.collect();
-        match types.len() {
-            0 => return results,
-            1 => self.out.push_str(&format!("%{number} = ")),
-            count => self.out.push_str(&format!("%{number}:{count} = ")),
-        }
-        self.values += 1;
-        results
+        types.iter().enumerate().map(|(index, ty)| self.leaf(name(index), ty.clone())).collect()
     }
 
-    fn region(&mut self, region: &Region) -> Result<()> {
+    fn leaf(&mut self, name: Name, ty: Type) -> Leaf {
+        self.all_values += 1;
+        Leaf { name, number: self.all_values - 1, ty, constant: None }
+    }
+
+    fn region(&mut self, number: usize, region: &Region) -> Result<()> {
         let computation = self.computation(region.computation)?;
         let parameters = match &region.parameters {
             Parameters::Values(values) => {
-                self.indent += 1;
+                self.out.open_region(number, None)?;
                 let mut values = values.clone();
-                values.iter_mut().flatten().for_each(|leaf| self.repeat(leaf));
-                self.indent -= 1;
+                // The reader has small constants that a region uses in the region, as XLA has them.
+                for leaf in values.iter_mut().flatten() {
+                    if let Some(constant) = leaf.constant.clone() {
+                        *leaf = Leaf { constant: leaf.constant.take(), ..self.repeated(&constant)? };
+                    }
+                }
                 values
             }
             Parameters::Arguments => {
-                let mut parameters = Vec::new();
+                let mut parameters: Vec<Value> = Vec::new();
                 for shape in parameter_shapes(computation)? {
                     let types = types::leaves(shape)?;
                     parameters.push(types.into_iter().map(|ty| self.argument(ty)).collect());
                 }
-                let arguments: Vec<String> =
-                    parameters.iter().flatten().map(|leaf: &Leaf| format!("{}: {}", leaf.name, leaf.ty)).collect();
-                self.start_line();
-                self.out.push_str(&format!("^bb0({}):\n", arguments.join(", ")));
+                self.out.open_region(number, Some(&parameters.concat()))?;
                 parameters
             }
         };
-        self.indent += 1;
-        self.body(computation, parameters, "stablehlo.return")?;
-        self.indent -= 1;
-        Ok(())
-    }
-
-    /// Writes a small constant again. The reader has those that a region uses in the region, as XLA has them.
-    fn repeat(&mut self, leaf: &mut Leaf) {
-        let Some(text) = leaf.constant.clone() else { return };
-        self.start_line();
-        let repeated = self.results(std::slice::from_ref(&leaf.ty));
-        self.out.push_str(&text);
-        leaf.name = repeated.into_iter().map(|leaf| leaf.name).next().unwrap_or_else(|| leaf.name.clone());
+        Ok(self.body(computation, parameters, false)?)
     }
 
     pub(super) fn argument(&mut self, ty: Type) -> Leaf {
-        let number = self.arguments;
         self.arguments += 1;
-        Leaf { name: format!("%arg{number}").into(), ty, constant: None }
+        self.leaf(Name::Argument(self.arguments - 1), ty)
     }
 
     /// The attributes that an instruction of any opcode may have: its sharding and its frontend attributes.
-    pub(super) fn common(&self, instruction: &HloInstructionProto) -> Vec<(&'static str, String)> {
+    pub(super) fn common(&self, instruction: &HloInstructionProto) -> Attributes {
         let mut attributes = Vec::new();
         if let Some(sharding) = &instruction.sharding {
             let text = crate::text::print_sharding(sharding);
@@ -472,35 +495,13 @@ pub(super) fn parameters(computation: &HloComputationProto) -> Result<Vec<&HloIn
     Ok(found)
 }
 
-/// `%1, %2`.
-pub(super) fn names(leaves: &[Leaf]) -> String {
-    let names: Vec<&str> = leaves.iter().map(|leaf| &*leaf.name).collect();
-    names.join(", ")
-}
-
-/// One type, or several in brackets.
-pub(super) fn result_types(types: &[Type]) -> String {
-    match types {
-        [one] => one.to_string(),
-        several => format!("({})", several.join(", ")),
-    }
-}
-
-/// `{name = value, flag}`: an attribute without value is a flag.
-fn braced(attributes: &[(&str, String)]) -> String {
-    let attribute = |(name, value): &(&str, String)| match value.as_str() {
-        "" => (*name).to_owned(),
-        value => format!("{name} = {value}"),
-    };
-    let attributes: Vec<String> = attributes.iter().map(attribute).collect();
-    format!("{{{}}}", attributes.join(", "))
-}
-
 impl From<Fault> for WriteError {
     /// Converts a fault that belongs to no instruction.
     fn from(fault: Fault) -> WriteError {
         match fault {
-            Fault::NoForm(problem) | Fault::Malformed(problem) => WriteError::MalformedModule { problem },
+            Fault::NoForm(problem) | Fault::NotInArtifact(problem) | Fault::Malformed(problem) => {
+                WriteError::MalformedModule { problem }
+            }
             Fault::Inside(error) => error,
         }
     }

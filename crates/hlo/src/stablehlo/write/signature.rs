@@ -1,45 +1,40 @@
 //! The head of the module, and those of its functions.
 
-use super::attributes::{array, brackets, dictionary, quoted, symbol};
+use super::attributes::{Attributes, array, brackets, dictionary, quoted};
 use super::error::{Result, WriteError};
-use super::location;
-use super::printer::{Leaf, Printer, Value, parameter_shapes, parameters, shape_of};
+use super::printer::{Printer, Signature, Value, parameter_shapes, parameters, shape_of};
 use super::types::{self, Type};
 use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use crate::proto::{HloComputationProto, HloInstructionProto, Kind, OpSharding, ShapeProto};
-use crate::source::Sources;
 use crate::stablehlo::names::HOST_MEMORY;
 
 /// An array of a parameter, by their numbers, and the attribute that gives its buffer away.
-type Given = ((i64, usize), String);
+type Given = ((i64, usize), (&'static str, String));
 
-impl<'a> Printer<'a> {
-    pub(super) fn header(&mut self) {
+impl<'a> Printer<'a, '_> {
+    /// The attributes of the module.
+    pub(super) fn header(&self) -> Attributes {
         let mut attributes = vec![
-            format!("mhlo.num_partitions = {} : i32", self.options.partitions),
-            format!("mhlo.num_replicas = {} : i32", self.options.replicas),
+            ("mhlo.num_partitions", format!("{} : i32", self.options.partitions)),
+            ("mhlo.num_replicas", format!("{} : i32", self.options.replicas)),
         ];
         if let Some(frontend) = self.module.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
-            attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
+            attributes.push(("mhlo.frontend_attributes", dictionary(&frontend.map)));
         }
         let must: Vec<String> = self.aliases_of(Kind::MustAlias).filter_map(|alias| self.must_alias(alias)).collect();
         if !must.is_empty() {
-            attributes.push(format!("mhlo.input_output_alias = [{}]", must.join(", ")));
+            attributes.push(("mhlo.input_output_alias", format!("[{}]", must.join(", "))));
         }
-        let name = match self.module.name.as_str() {
-            "" => String::new(),
-            name => format!(" {}", symbol(name)),
-        };
-        self.out.push_str(&format!("module{name} attributes {{{}}} {{\n", attributes.join(", ")));
+        attributes
     }
 
-    /// The line that opens a function, and the values of its parameters. The entry, which has no name of its own, also
+    /// The head of a function, and the values of its parameters. The entry, which has no name of its own, also
     /// states the buffers that its results take, and how its parameters and results are sharded.
     pub(super) fn signature(
         &mut self,
         computation: &'a HloComputationProto,
         name: Option<&str>,
-    ) -> std::result::Result<Vec<Value>, WriteError> {
+    ) -> std::result::Result<(Signature, Vec<Value>), WriteError> {
         let is_entry = name.is_none();
         let root = computation.instructions.iter().find(|instruction| instruction.id == computation.root_id);
         let Some(root) = root else {
@@ -57,7 +52,8 @@ impl<'a> Printer<'a> {
             let number = usize::try_from(parameter.parameter_number).ok();
             let shape = program.and_then(|program| program.parameters.get(number?));
             let shapes = shape.map(types::leaf_shapes).unwrap_or_default();
-            for (leaf, Leaf { name, ty, .. }) in value.iter().enumerate() {
+            let location = self.location(parameter);
+            for (leaf, argument) in value.iter().enumerate() {
                 let mut attributes = Vec::new();
                 if is_entry {
                     attributes = parameter_attributes(parameter, leaf, value.len());
@@ -66,7 +62,7 @@ impl<'a> Printer<'a> {
                     let taken = aliases.iter().filter(|(parameter, _)| *parameter == place);
                     attributes.extend(taken.map(|(_, attribute)| attribute.clone()));
                 }
-                arguments.push(format!("{name}: {ty}{}{}", in_braces(&attributes), self.location_of(parameter)));
+                arguments.push((argument.clone(), attributes, location.clone()));
             }
             values.push(value);
         }
@@ -81,18 +77,11 @@ impl<'a> Printer<'a> {
                 attributes.extend(sharding.map(sharding_attribute));
                 attributes.extend(result_shapes.get(index).and_then(|shape| layout_attribute(shape)));
             }
-            format!("{ty}{}", in_braces(&attributes))
+            (ty.clone(), attributes)
         };
-        let result_texts: Vec<String> = results.iter().enumerate().map(result).collect();
-        let visibility = if is_entry { "public" } else { "private" };
-        self.start_line();
-        self.out.push_str(&format!(
-            "func.func {visibility} {}({}) -> ({}) {{\n",
-            symbol(name.unwrap_or("main")),
-            arguments.join(", "),
-            result_texts.join(", ")
-        ));
-        Ok(values)
+        let results = results.iter().enumerate().map(result).collect();
+        let name = name.unwrap_or("main").to_owned();
+        Ok((Signature { name, is_public: is_entry, arguments, results }, values))
     }
 
     fn aliases_of(&self, kind: Kind) -> impl Iterator<Item = &AliasEntryProto> {
@@ -126,11 +115,6 @@ impl<'a> Printer<'a> {
         Ok(types.into_iter().map(|ty| self.argument(ty)).collect())
     }
 
-    fn location_of(&self, instruction: &'a HloInstructionProto) -> String {
-        let location = || format!(" {}", location::of(&Sources::of(self.module), instruction));
-        if self.options.metadata { location() } else { String::new() }
-    }
-
     /// The attribute of each array of a parameter whose buffer a result may take, or that is given away.
     fn aliases(&self, result: &ShapeProto) -> std::result::Result<Vec<Given>, WriteError> {
         let mut found: Vec<Given> = Vec::new();
@@ -162,38 +146,38 @@ impl<'a> Printer<'a> {
             if found.iter().any(|(taken, _)| *taken == place) {
                 return Err(wrong(format!("two results alias parameter {}", alias.parameter_number)));
             }
-            found.push((place, format!("tf.aliasing_output = {output} : i32")));
+            found.push((place, ("tf.aliasing_output", format!("{output} : i32"))));
         }
         for donor in self.module.buffer_donor.iter().flat_map(|donors| &donors.entries) {
             let place = parameter(donor.parameter_number, &donor.parameter_shape_index)?;
-            found.push((place, "jax.buffer_donor = true".to_owned()));
+            found.push((place, ("jax.buffer_donor", "true".to_owned())));
         }
         Ok(found)
     }
 }
 
 /// The attributes of an array of a parameter of the entry: its sharding, its memory, its frontend attributes.
-fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: usize) -> Vec<String> {
+fn parameter_attributes(parameter: &HloInstructionProto, leaf: usize, leaves: usize) -> Attributes {
     let mut attributes = Vec::new();
     let sharding = parameter.sharding.as_deref();
     attributes.extend(sharding.and_then(|sharding| leaf_sharding(sharding, leaf, leaves)).map(sharding_attribute));
     if let Some(frontend) = parameter.frontend_attributes.as_ref().filter(|frontend| !frontend.map.is_empty()) {
-        attributes.push(format!("mhlo.frontend_attributes = {}", dictionary(&frontend.map)));
+        attributes.push(("mhlo.frontend_attributes", dictionary(&frontend.map)));
     }
     let layout = parameter.shape.as_ref().and_then(|shape| shape.layout.as_ref());
     let (number, name) = HOST_MEMORY;
     if layout.is_some_and(|layout| layout.memory_space == number) {
-        attributes.push(format!("mhlo.memory_kind = \"{name}\""));
+        attributes.push(("mhlo.memory_kind", format!("\"{name}\"")));
     }
     attributes
 }
 
 /// The layout of an array of a parameter or result of the program, if it is not row-major.
-fn layout_attribute(shape: &ShapeProto) -> Option<String> {
+fn layout_attribute(shape: &ShapeProto) -> Option<(&'static str, String)> {
     let layout = shape.layout.as_ref()?;
     let is_row_major = layout.minor_to_major.windows(2).all(|pair| pair[0] > pair[1]);
     let order: Vec<String> = layout.minor_to_major.iter().map(i64::to_string).collect();
-    (!is_row_major).then(|| format!("mhlo.layout_mode = \"{{{}}}\"", order.join(",")))
+    (!is_row_major).then(|| ("mhlo.layout_mode", format!("\"{{{}}}\"", order.join(","))))
 }
 
 /// The sharding of one array of several that have a sharding together.
@@ -205,10 +189,6 @@ fn leaf_sharding(sharding: &OpSharding, leaf: usize, leaves: usize) -> Option<&O
     }
 }
 
-fn sharding_attribute(sharding: &OpSharding) -> String {
-    format!("mhlo.sharding = {}", quoted(crate::text::print_sharding(sharding).as_bytes()))
-}
-
-fn in_braces(attributes: &[String]) -> String {
-    if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) }
+fn sharding_attribute(sharding: &OpSharding) -> (&'static str, String) {
+    ("mhlo.sharding", quoted(crate::text::print_sharding(sharding).as_bytes()))
 }

@@ -10,7 +10,7 @@ use crate::stablehlo::names;
 /// The text of a type.
 pub(super) type Type = Rc<str>;
 
-fn element(shape: &ShapeProto) -> PrimitiveType {
+pub(super) fn element(shape: &ShapeProto) -> PrimitiveType {
     PrimitiveType::try_from(shape.element_type).unwrap_or_default()
 }
 

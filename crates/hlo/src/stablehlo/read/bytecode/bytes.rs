@@ -4,7 +4,7 @@ use crate::parse::{Result, fault};
 
 /// A part of a file that is read from its start: positions are those of the whole file.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes<'a> {
+pub(in crate::stablehlo) struct Bytes<'a> {
     file: &'a [u8],
     position: usize,
     end: usize,

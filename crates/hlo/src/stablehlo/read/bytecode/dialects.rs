@@ -25,7 +25,7 @@ use crate::small_float::SmallFloat;
 
 /// How an attribute or a type is encoded.
 #[derive(Clone, Copy)]
-pub(super) enum Encoding {
+pub(in crate::stablehlo) enum Encoding {
     /// A template.
     Text(&'static str),
     /// One of these words in the place of `%`.
@@ -36,12 +36,38 @@ pub(super) enum Encoding {
 
 use Encoding::{Own, Text, Words};
 
-pub(super) const DICTIONARY: u64 = 1;
-pub(super) const UNIT: u8 = 7;
+pub(super) const DICTIONARY: u64 = BUILTIN_CODES.dictionary;
+pub(in crate::stablehlo) const UNIT: u8 = 7;
 pub(super) const RESOURCE: u64 = 16;
-pub(super) const DENSE: u64 = 18;
-pub(super) const VHLO_TENSOR: u64 = 15;
-pub(super) const INTEGER_TYPE: u64 = 0;
+pub(super) const DENSE: u64 = BUILTIN_CODES.dense;
+pub(super) const VHLO_TENSOR: u64 = VHLO_CODES.dense;
+pub(in crate::stablehlo) const INTEGER_TYPE: u64 = 0;
+
+/// The numbers of a dialect's kinds that its tables have no template for.
+pub(in crate::stablehlo) struct OwnCodes {
+    pub(in crate::stablehlo) dictionary: u64,
+    pub(in crate::stablehlo) integer: u64,
+    pub(in crate::stablehlo) float: u64,
+    pub(in crate::stablehlo) dense: u64,
+    /// The types of arrays, without an encoding and with one.
+    pub(in crate::stablehlo) tensors: [u64; 2],
+}
+
+pub(in crate::stablehlo) const BUILTIN_CODES: OwnCodes =
+    OwnCodes { dictionary: 1, integer: 8, float: 9, dense: 18, tensors: [13, 14] };
+pub(in crate::stablehlo) const VHLO_CODES: OwnCodes =
+    OwnCodes { dictionary: 6, integer: 9, float: 8, dense: 15, tensors: [20, 21] };
+
+/// The numbers of kinds that only MLIR's own dialect has: a symbol, an array of numbers, and those of locations.
+pub(in crate::stablehlo) mod builtin {
+    pub(in crate::stablehlo) const SYMBOL: u64 = 4;
+    pub(in crate::stablehlo) const CALL_SITE: u64 = 10;
+    pub(in crate::stablehlo) const FILE: u64 = 11;
+    pub(in crate::stablehlo) const FUSED: u64 = 12;
+    pub(in crate::stablehlo) const NAMED: u64 = 14;
+    pub(in crate::stablehlo) const UNKNOWN: u64 = 15;
+    pub(in crate::stablehlo) const ARRAY: u64 = 17;
+}
 
 /// The encoding of an attribute of a dialect.
 pub(super) fn attribute(dialect: &str, code: u64) -> Option<Encoding> {
@@ -83,7 +109,7 @@ const BOUNDS: Encoding = Text("#stablehlo.type_extensions<bounds = %l>");
 /// As it stands in the reference of an axis, the only place that it has.
 const SUB_AXIS: Encoding = Text("(%i)%i");
 
-const BUILTIN: &[Encoding] = &[
+pub(in crate::stablehlo) const BUILTIN: &[Encoding] = &[
     Text("[%A]"),
     Own(dictionary),
     Text("%s"),
@@ -110,7 +136,7 @@ const BUILTIN: &[Encoding] = &[
     Text("loc(unknown)"),
 ];
 
-const VHLO: &[Encoding] = &[
+pub(in crate::stablehlo) const VHLO: &[Encoding] = &[
     Text(""),
     Text("[%A]"),
     Text("%v"),
@@ -185,7 +211,7 @@ const STABLEHLO: &[Encoding] = &[
 const CHLO: &[Encoding] =
     &[Words("#chlo<comparison_direction %>", DIRECTIONS), Words("#chlo<comparison_type %>", COMPARISONS)];
 
-const BUILTIN_TYPES: &[Encoding] = &[
+pub(in crate::stablehlo) const BUILTIN_TYPES: &[Encoding] = &[
     Own(write_integer_type),
     Text("index"),
     Text("(%T) -> (%T)"),
@@ -221,7 +247,7 @@ const BUILTIN_TYPES: &[Encoding] = &[
     Text("f8E8M0FNU"),
 ];
 
-const VHLO_TYPES: &[Encoding] = &[
+pub(in crate::stablehlo) const VHLO_TYPES: &[Encoding] = &[
     Text("i1"),
     Text("complex<%t>"),
     Text("bf16"),

@@ -7,7 +7,7 @@ use crate::parse::{Memory, Result, fault};
 const NEWEST: u64 = 6;
 
 /// What came with which version of the format.
-pub(super) mod since {
+pub(in crate::stablehlo) mod since {
     pub(in super::super) const DIALECT_VERSIONS: u64 = 1;
     pub(in super::super) const REGION_SECTIONS: u64 = 2;
     pub(in super::super) const USE_ORDERS: u64 = 3;
@@ -16,17 +16,17 @@ pub(super) mod since {
 }
 
 /// The kinds of sections, by their numbers.
-mod section {
-    pub(super) const STRINGS: usize = 0;
-    pub(super) const DIALECTS: usize = 1;
-    pub(super) const ATTRIBUTES: usize = 2;
-    pub(super) const ATTRIBUTE_SIZES: usize = 3;
-    pub(super) const OPERATIONS: usize = 4;
-    pub(super) const RESOURCES: usize = 5;
-    pub(super) const RESOURCE_SIZES: usize = 6;
-    pub(super) const VERSIONS: u8 = 7;
-    pub(super) const PROPERTIES: usize = 8;
-    pub(super) const COUNT: usize = 9;
+pub(in crate::stablehlo) mod section {
+    pub(in crate::stablehlo) const STRINGS: usize = 0;
+    pub(in crate::stablehlo) const DIALECTS: usize = 1;
+    pub(in crate::stablehlo) const ATTRIBUTES: usize = 2;
+    pub(in crate::stablehlo) const ATTRIBUTE_SIZES: usize = 3;
+    pub(in crate::stablehlo) const OPERATIONS: usize = 4;
+    pub(in crate::stablehlo) const RESOURCES: usize = 5;
+    pub(in crate::stablehlo) const RESOURCE_SIZES: usize = 6;
+    pub(in crate::stablehlo) const VERSIONS: u8 = 7;
+    pub(in crate::stablehlo) const PROPERTIES: usize = 8;
+    pub(in crate::stablehlo) const COUNT: usize = 9;
 }
 
 /// The number of the section that has the regions of an op.
@@ -43,11 +43,11 @@ pub(super) struct Entry<'a> {
 
 /// The name of an op.
 #[derive(Clone, Copy)]
-pub(super) struct OpName<'a> {
-    pub(super) dialect: &'a str,
-    pub(super) name: &'a str,
+pub(in crate::stablehlo) struct OpName<'a> {
+    pub(in crate::stablehlo) dialect: &'a str,
+    pub(in crate::stablehlo) name: &'a str,
     /// Whether the writer knew its properties, and not only an attribute that has them.
-    pub(super) is_registered: bool,
+    pub(in crate::stablehlo) is_registered: bool,
 }
 
 /// The elements of a constant, which stand beside the program.

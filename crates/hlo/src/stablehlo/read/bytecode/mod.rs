@@ -13,15 +13,15 @@
 //! end, one in the file.
 
 mod bytes;
-mod dialects;
+pub(in crate::stablehlo) mod dialects;
 mod error;
 mod export;
-mod file;
-mod properties;
-mod regions;
+pub(in crate::stablehlo) mod file;
+pub(in crate::stablehlo) mod properties;
+pub(in crate::stablehlo) mod regions;
 mod sdy;
 mod texts;
-mod tree;
+pub(in crate::stablehlo) mod tree;
 mod values;
 
 pub use error::BytecodeError;
@@ -34,6 +34,7 @@ use super::parser::Parser;
 use crate::parse::{Fault, Memory, Result, TextLimits};
 use crate::proto::HloModuleProtoWithConfig;
 use bytes::Bytes;
+use dialects::builtin;
 use file::File;
 use texts::Texts;
 
@@ -111,13 +112,15 @@ fn location<'a>(file: &File<'a>, code: u64, mut bytes: Bytes<'a>) -> Result<Loca
     };
     let number = |bytes: &mut Bytes<'a>| bytes.number().map(|number| i64::try_from(number).unwrap_or(0));
     Ok(match code {
-        10 => Location::CallSite { callee: bytes.index()? as usize, caller: bytes.index()? as usize },
-        11 => Location::File { file: text(&mut bytes)?, line: number(&mut bytes)?, column: number(&mut bytes)? },
-        12 | 13 => {
+        builtin::CALL_SITE => Location::CallSite { callee: bytes.index()? as usize, caller: bytes.index()? as usize },
+        builtin::FILE => {
+            Location::File { file: text(&mut bytes)?, line: number(&mut bytes)?, column: number(&mut bytes)? }
+        }
+        builtin::FUSED | 13 => {
             let count = bytes.count()?;
             Location::Fused((0..count).map(|_| bytes.index().map(|index| index as usize)).collect::<Result<_>>()?)
         }
-        14 => Location::Name { name: text(&mut bytes)?, child: Some(bytes.index()? as usize) },
+        builtin::NAMED => Location::Name { name: text(&mut bytes)?, child: Some(bytes.index()? as usize) },
         // A range of lines and columns: the first line and its column stand first.
         22 => {
             let file = text(&mut bytes)?;

@@ -4,13 +4,16 @@ use super::file::OpName;
 
 /// The names of the properties of an op. A `?` follows one that may be left out, a `+` one that older writers do not
 /// know, a `*` the sizes of segments. `None` for an op that is not known.
-pub(super) fn of(op: &OpName<'_>) -> Option<&'static str> {
+pub(in crate::stablehlo) fn of(op: &OpName<'_>) -> Option<&'static str> {
     let find = |name: &str| TABLE.iter().find(|(op, _)| *op == name).map(|(_, names)| *names);
     let full = format!("{}.{}", op.dialect, op.name);
     let without_version = super::tree::without_version(op.name);
     let broadcasts = op.dialect == "chlo" && op.name.starts_with("broadcast_");
+    // The first forms of functions of one number have nothing but an operand.
+    let is_first = op.dialect == "vhlo" && op.name.ends_with("_v1");
     find(&full)
         .or_else(|| find(&format!("{}.{without_version}", op.dialect)))
+        .filter(|names| !(is_first && *names == "result_accuracy"))
         .or_else(|| broadcasts.then_some("broadcast_dimensions?"))
 }
 

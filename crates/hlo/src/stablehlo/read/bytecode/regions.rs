@@ -11,32 +11,43 @@ use crate::parse::{Result, fault};
 /// How deep regions may nest: their nesting is also one of this reader's calls.
 const NESTING: usize = 100;
 
+/// The bits of the byte that says what an op has.
+pub(in crate::stablehlo) mod mask {
+    pub(in crate::stablehlo) const ATTRIBUTES: u8 = 1;
+    pub(in crate::stablehlo) const RESULTS: u8 = 2;
+    pub(in crate::stablehlo) const OPERANDS: u8 = 4;
+    pub(in crate::stablehlo) const SUCCESSORS: u8 = 8;
+    pub(in crate::stablehlo) const REGIONS: u8 = 16;
+    pub(in crate::stablehlo) const USE_ORDERS: u8 = 32;
+    pub(in crate::stablehlo) const PROPERTIES: u8 = 64;
+}
+
 /// The number of a value among all of the file.
-pub(super) type ValueNumber = u32;
+pub(in crate::stablehlo) type ValueNumber = u32;
 
 const UNDEFINED: ValueNumber = ValueNumber::MAX;
 
 /// An op before its attributes are read.
-pub(super) struct EncodedOperation {
-    pub(super) position: usize,
+pub(in crate::stablehlo) struct EncodedOperation {
+    pub(in crate::stablehlo) position: usize,
     /// In the table of names.
-    pub(super) name: u32,
-    pub(super) location: u32,
+    pub(in crate::stablehlo) name: u32,
+    pub(in crate::stablehlo) location: u32,
     /// The place of its attributes in the list of all.
-    pub(super) attributes: [Option<u32>; 2],
+    pub(in crate::stablehlo) attributes: [Option<u32>; 2],
     /// The first of its results, which follow each other.
-    pub(super) results: Range<ValueNumber>,
+    pub(in crate::stablehlo) results: Range<ValueNumber>,
     /// Among the operands of all ops.
-    pub(super) operands: Range<usize>,
-    pub(super) regions: Vec<EncodedRegion>,
+    pub(in crate::stablehlo) operands: Range<usize>,
+    pub(in crate::stablehlo) regions: Vec<EncodedRegion>,
 }
 
 /// A region of at most one block.
-pub(super) struct EncodedRegion {
-    pub(super) arguments: Range<ValueNumber>,
+pub(in crate::stablehlo) struct EncodedRegion {
+    pub(in crate::stablehlo) arguments: Range<ValueNumber>,
     /// The location of each argument, if it has a known one.
-    pub(super) locations: Vec<Option<u32>>,
-    pub(super) operations: Vec<EncodedOperation>,
+    pub(in crate::stablehlo) locations: Vec<Option<u32>>,
+    pub(in crate::stablehlo) operations: Vec<EncodedOperation>,
 }
 
 /// Names and values of attributes: the name is text of the file, or of the table of properties.
@@ -108,15 +119,6 @@ impl<'a> Regions<'a, '_, '_> {
     }
 
     fn operation(&mut self, bytes: &mut Bytes<'a>, scope: &mut Scope, next: &mut usize) -> Result<EncodedOperation> {
-        mod mask {
-            pub(super) const ATTRIBUTES: u8 = 1;
-            pub(super) const RESULTS: u8 = 2;
-            pub(super) const OPERANDS: u8 = 4;
-            pub(super) const SUCCESSORS: u8 = 8;
-            pub(super) const REGIONS: u8 = 16;
-            pub(super) const USE_ORDERS: u8 = 32;
-            pub(super) const PROPERTIES: u8 = 64;
-        }
         let position = bytes.here();
         let name = bytes.index()?;
         if self.file().names.get(name as usize).is_none() {

@@ -32,7 +32,7 @@ pub(super) enum Known<'a> {
     },
 }
 
-pub(super) struct Texts<'a, 'f> {
+pub(in crate::stablehlo) struct Texts<'a, 'f> {
     pub(super) file: &'f File<'a>,
     pub(super) memory: &'f Memory,
     pub(super) text: String,

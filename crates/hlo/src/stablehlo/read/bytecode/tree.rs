@@ -16,7 +16,7 @@ use crate::parse::{Result, fault};
 use crate::proto::ShapeProto;
 
 /// Attributes of VHLO that are the fields of one of StableHLO's: the op, the attribute and the fields.
-const JOINED: &[(&str, &str, &[&str])] = &[
+pub(in crate::stablehlo) const JOINED: &[(&str, &str, &[&str])] = &[
     (
         "stablehlo.dot_general",
         "dot_dimension_numbers",
