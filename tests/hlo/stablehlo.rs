@@ -212,6 +212,19 @@ fn what_is_written_reads_back() {
     }
 }
 
+/// Bytecode and portable artifacts, both without locations, are the module of the text.
+#[test]
+fn bytecode_is_its_text() {
+    for name in ["control", "embedding", "fsdp_mlp"] {
+        let text = file(&format!("{name}.stablehlo.txt"));
+        for form in ["mlirbc", "artifact.mlirbc"] {
+            let found = file(&format!("{name}.{form}"));
+            assert_eq!(found.form, Form::Bytecode);
+            assert!(found.module == text.module && found.config == text.config, "{name}.{form}");
+        }
+    }
+}
+
 /// With debug information, ops have their scope and line as in the HLO that JAX makes.
 #[test]
 fn locations_are_those_of_hlo() {
