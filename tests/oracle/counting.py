@@ -151,7 +151,6 @@ def collectives_in(text, sides, loops):
             kind = re.fullmatch(rf"({KINDS})(-start)?", opcode)
             if kind:
                 moved = operands[:1] if kind[1] == "ragged-all-to-all" else operands
-                # A permute that writes into a buffer has it, and where, as operands.
                 bytes_ = sum(size(shapes[operand]) for operand in moved)
                 # A TPU's fusion of an all-reduce and a slice of it.
                 what = "reduce-scatter" if is_scatter else kind[1]
@@ -165,9 +164,9 @@ def collectives_in(text, sides, loops):
             called = [target for key, target in CALLED.findall(attributes) if not (key == "to_apply" and opcode != "call")]
             called += [target for listed in re.findall(r"(?:branch_computations|called_computations)=\{(.*?)\}", attributes)
                        for target in re.findall(r"%?([\w.-]+)", listed)]
-            for target in called:
-                if opcode not in ("async-update", "async-done") and not opcode.endswith("-done"):
-                    visit(target, inner, depth + (opcode == "while"), opcode == "fusion" and target.startswith("all-reduce-scatter"))
+            # What is started counts there.
+            for target in [] if opcode.endswith(("-update", "-done")) else called:
+                visit(target, inner, depth + (opcode == "while"), opcode == "fusion" and target.startswith("all-reduce-scatter"))
 
     visit(entry, 1, 0)
     return found
