@@ -78,6 +78,15 @@ impl<'a> Bytes<'a> {
         Ok(if more >= 7 { rest } else { rest << (7 - more) | u64::from(first >> (more + 1)) })
     }
 
+    /// How many numbers are left.
+    pub(super) fn numbers(mut self) -> usize {
+        let mut count = 0;
+        while self.number().is_ok() {
+            count += 1;
+        }
+        count
+    }
+
     /// A number that says a place in a table or a count.
     pub(super) fn index(&mut self) -> Result<u32> {
         let number = self.number()?;

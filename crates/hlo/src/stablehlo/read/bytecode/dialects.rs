@@ -207,6 +207,18 @@ const BUILTIN_TYPES: &[Encoding] = &[
     Text("tensor<*x%t>"),
     Text("vector<?>"),
     Text("vector<?>"),
+    Text("tf32"),
+    Text("f8E5M2"),
+    Text("f8E4M3"),
+    Text("f8E4M3FN"),
+    Text("f8E5M2FNUZ"),
+    Text("f8E4M3FNUZ"),
+    Text("f8E4M3B11FNUZ"),
+    Text("f8E3M4"),
+    Text("f4E2M1FN"),
+    Text("f6E2M3FN"),
+    Text("f6E3M2FN"),
+    Text("f8E8M0FNU"),
 ];
 
 const VHLO_TYPES: &[Encoding] = &[
@@ -333,7 +345,7 @@ fn float<'a>(texts: &mut Texts<'a, '_>, bytes: &mut Bytes<'a>) -> Result<()> {
 }
 
 /// A number with six digits after the point if it is one, else with as many as it needs; bits where it is no number.
-fn write_float(text: &mut String, value: f64, name: &str) {
+pub(super) fn write_float(text: &mut String, value: f64, name: &str) {
     if !value.is_finite() {
         let bits = match name {
             "f64" => value.to_bits(),

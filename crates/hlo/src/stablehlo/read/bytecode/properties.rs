@@ -2,7 +2,8 @@
 
 use super::file::OpName;
 
-/// The names of the properties of an op; a `?` follows one that may be left out. `None` for an op that is not known.
+/// The names of the properties of an op; a `?` follows one that may be left out, and a `+` one that older versions of
+/// the op do not have. `None` for an op that is not known.
 pub(super) fn of(op: &OpName<'_>) -> Option<&'static str> {
     let find = |name: &str| TABLE.iter().find(|(op, _)| *op == name).map(|(_, names)| *names);
     let full = format!("{}.{}", op.dialect, op.name);
@@ -185,7 +186,7 @@ const TABLE: &[(&str, &str)] = &[
     ),
     ("stablehlo.cholesky", "lower?"),
     ("stablehlo.concatenate", "dimension"),
-    ("stablehlo.collective_broadcast", "channel_handle? has_dynamic_root? replica_groups"),
+    ("stablehlo.collective_broadcast", "channel_handle? has_dynamic_root?+ replica_groups"),
     ("stablehlo.collective_reduce", "channel_handle? has_dynamic_root? replica_groups use_global_device_ids?"),
     ("stablehlo.collective_permute", "channel_handle? source_target_pairs"),
     ("stablehlo.composite", "composite_attributes? decomposition name version?"),
@@ -198,7 +199,7 @@ const TABLE: &[(&str, &str)] = &[
     (
         "stablehlo.custom_call",
         "api_version? backend_config? call_target_name called_computations? has_side_effect? operand_layouts? \
-         output_operand_aliases? result_layouts? result_tilings?",
+         output_operand_aliases? result_layouts? result_tilings?+",
     ),
     ("stablehlo.dot", "precision_config?"),
     ("stablehlo.dot_general", "algorithm? dot_dimension_numbers precision_config?"),
@@ -231,7 +232,7 @@ const TABLE: &[(&str, &str)] = &[
     ("chlo.constant_like", "value"),
     ("chlo.broadcast_compare", "broadcast_dimensions? compare_type? comparison_direction"),
     ("chlo.ragged_dot", "precision_config? ragged_dot_dimension_numbers"),
-    ("chlo.top_k", "is_stable? k"),
+    ("chlo.top_k", "is_stable?+ k"),
     ("chlo.scan", "dimension is_associative? is_reverse? scan_dim_size?"),
     ("sdy.mesh", "mesh sym_name"),
     ("sdy.sharding_constraint", "sharding"),

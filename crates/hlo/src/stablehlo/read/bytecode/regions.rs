@@ -316,7 +316,13 @@ impl<'a> Regions<'a, '_, '_> {
                     );
                 };
                 let mut pairs = Pairs::new();
+                let is_older = names.contains('+') && bytes.numbers() < names.split(' ').count();
                 for name in names.split(' ') {
+                    let name = match name.strip_suffix('+') {
+                        Some(_) if is_older => continue,
+                        Some(name) => name,
+                        None => name,
+                    };
                     let (name, index) = match name.strip_suffix('?') {
                         Some(name) => match bytes.flagged()? {
                             (index, true) => (name, u32::try_from(index).unwrap_or(u32::MAX)),

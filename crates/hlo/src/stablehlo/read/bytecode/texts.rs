@@ -199,7 +199,7 @@ impl<'a, 'f> Texts<'a, 'f> {
             return fault(
                 own.here(),
                 format!(
-                    "the dialect {} has an {what} of kind {code}, which is not read; give the module as text",
+                    "the {what} of kind {code} of the dialect {} is not known; give the module as text",
                     entry.dialect
                 ),
             );
@@ -245,7 +245,7 @@ impl<'a, 'f> Texts<'a, 'f> {
                 }
                 "d" => {
                     let value = f64::from_bits(bytes.signed()? as u64);
-                    _ = write!(self.text, "{value:e}");
+                    dialects::write_float(&mut self.text, value, "f64");
                 }
                 "t" => {
                     let index = bytes.index()?;

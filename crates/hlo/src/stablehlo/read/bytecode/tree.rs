@@ -150,7 +150,7 @@ impl<'t> Tree<'t, '_> {
         operation.location = Some(encoded.location as usize);
         operation.attributes = self.attributes(encoded, position)?;
         if is_vhlo {
-            as_stablehlo(&operation.name, &mut operation.attributes, self.parser);
+            as_stablehlo(&operation.name, &mut operation.attributes);
         }
         let operands = self.encoded.operands.get(encoded.operands.clone()).unwrap_or_default();
         self.parser.memory.take(operands.len() * size_of::<Operand<'_>>(), position)?;
@@ -299,20 +299,20 @@ fn within<'t, T>(parser: &mut Parser<'t>, span: Span, read: impl FnOnce(&mut Par
 }
 
 /// Makes of VHLO's attributes those of StableHLO: without what a text leaves out, and with fields in one.
-fn as_stablehlo<'t>(name: &str, attributes: &mut Attributes<'t>, parser: &Parser<'t>) {
+fn as_stablehlo<'t>(name: &str, attributes: &mut Attributes<'t>) {
     let is_empty = |attribute: &Attribute<'t>| match &attribute.value {
         Value::List(items) => items.is_empty(),
         Value::Dictionary(entries) => entries.0.is_empty(),
         Value::String(string) => string.is_empty(),
         // The type of an algorithm that is not stated.
-        Value::Type => parser.lexer.slice(attribute.span) == "none",
+        Value::Word(word) => *word == "none",
         _ => false,
     };
     let has_layouts = LAYOUTS.iter().any(|name| attributes.get(name).is_some_and(|attribute| !is_empty(attribute)));
     let may_go = |(name, attribute): &(String, Attribute<'t>)| match name.as_str() {
         "backend_config" | "composite_attributes" => true,
         name if LAYOUTS.contains(&name) => !has_layouts,
-        _ => matches!(attribute.value, Value::Type),
+        _ => matches!(attribute.value, Value::Word(_)),
     };
     attributes.0.retain(|entry| !(may_go(entry) && is_empty(&entry.1)));
     for (_, joined, fields) in JOINED.iter().filter(|(op, ..)| *op == name) {
