@@ -212,6 +212,25 @@ fn what_is_written_reads_back() {
     }
 }
 
+/// Bytecode has the operations of the text, and so has a portable artifact where nothing is expanded for it, as the
+/// largest of rows are.
+#[test]
+fn bytecode_has_the_operations_of_its_text() {
+    for name in ["control", "embedding", "fsdp_mlp"] {
+        let total = |form: &str| {
+            let ReadModule { module, config, form: found, .. } = file(&format!("{name}.{form}"));
+            assert_eq!(found == Form::Bytecode, form.ends_with("mlirbc"), "{name}.{form}");
+            cost(&module, &CostOptions::devices(device_count(&module, config.as_ref()))).total
+        };
+        let [text, bytecode, artifact] = ["stablehlo.txt", "mlirbc", "artifact.mlirbc"].map(total);
+        for found in [&bytecode, &artifact] {
+            assert_eq!(found.transcendentals, text.transcendentals, "{name}");
+        }
+        assert_eq!(bytecode.flops, text.flops, "{name}");
+        assert!(artifact.flops == text.flops || name != "fsdp_mlp", "{name}");
+    }
+}
+
 /// With debug information, ops have their scope and line as in the HLO that JAX makes.
 #[test]
 fn locations_are_those_of_hlo() {

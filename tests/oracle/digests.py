@@ -26,6 +26,7 @@ READS = {
     "foreign.py": ["tests/foreign"],
     "hlo_parse.py": ["hlo_snapshots", "crates/hlo/src/parse", "crates/hlo/src/syntax"],
     "hlo_text.py": ["crates/hlo/src/text", "crates/hlo/src/text.rs", "crates/hlo/src/number.rs", "crates/hlo/src/syntax"],
+    "jax_counts.py": ["crates/analysis/src/collectives", "crates/analysis/src/axes.rs", "crates/hlo/src/stablehlo/read"],
     "lowered.py": ["tests/foreign/lowered"],
     "portable_artifacts.py": ["crates/hlo/src/stablehlo"],
     "presets.py": ["crates/models/src/families/named_models"],

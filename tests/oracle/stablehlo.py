@@ -3,7 +3,7 @@
     cargo build --release -p hlo-dump
     python3 tests/oracle/stablehlo.py --check [FILE_OR_FOLDER ...]
 
-Needs jax (made with 0.10.2), and hlo-dump in the folder of the build or at HLO_DUMP; skipped without it. Reads every
+Needs jax, and hlo-dump in the folder of the build or at HLO_DUMP; skipped without it. Reads every
 snapshot under hlo_snapshots/ and every module of tests/oracle/hlo and tests/foreign; those of `REFUSED` must be refused.
 """
 
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 from jax._src.interpreters import mlir
 from jaxlib import _jax
@@ -51,9 +52,8 @@ def written(module):
     return (done.stdout, None) if done.returncode == 0 else (None, done.stderr.strip())
 
 
-def check(file, module):
+def check(file, text, reason):
     """Why the module is not taken as it should be; None if it is."""
-    text, reason = written(module)
     is_refused = REFUSED.search(str(file)) is not None
     if text is None:
         return None if is_refused and "has no form in StableHLO" in reason else reason
@@ -75,12 +75,14 @@ def main():
     arguments = [argument for argument in sys.argv[1:] if argument != "--check"]
     paths = [pathlib.Path(argument) for argument in arguments] or [ROOT / folder for folder in FOLDERS]
     count = failures = 0
-    for file, module in modules(paths):
-        count += 1
-        problem = check(file, module)
-        if problem:
-            failures += 1
-            print(f"FAIL  {file}: {problem[:800]}")
+    files, contents = zip(*modules(paths))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for file, (text, reason) in zip(files, pool.map(written, contents)):
+            count += 1
+            problem = check(file, text, reason)
+            if problem:
+                failures += 1
+                print(f"FAIL  {file}: {problem[:800]}")
     print(f"XLA takes {count - failures} of {count} modules in StableHLO, or they are refused as they should be")
     return 1 if failures or not count else 0
 

@@ -1,7 +1,7 @@
 //! The number of devices that a module is for.
 
 use super::custom_collectives::CallDevices;
-use super::megascale::slice_count;
+use super::megascale::{SliceTransfer, slice_count};
 use meshloom_hlo::device_groups::DeviceGroups;
 use meshloom_hlo::proto::{HloModuleConfigProto, HloModuleProto, OpSharding};
 
@@ -49,8 +49,10 @@ pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProt
             across_partitions |= instruction.channel_id > 0 || call.is_some();
         }
         let tiles = instruction.sharding.as_deref().map(sharded_over);
-        named = [groups, pairs, tiles].into_iter().flatten().fold(named, u64::max);
-        across_partitions |= tiles.is_some();
+        // A transfer between slices says how many devices a slice has.
+        let of_slice = SliceTransfer::of(instruction).and_then(|transfer| transfer.devices);
+        named = [groups, pairs, tiles, of_slice].into_iter().flatten().fold(named, u64::max);
+        across_partitions |= tiles.is_some() || of_slice.is_some();
     }
     match across_partitions {
         true => Devices { replicas: 1, partitions: named.saturating_mul(slices) },

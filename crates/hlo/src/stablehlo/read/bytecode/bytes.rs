@@ -79,13 +79,12 @@ impl<'a> Bytes<'a> {
     }
 
     /// How many numbers are left.
-    pub(super) fn numbers(&self) -> Result<usize> {
-        let (mut bytes, mut count) = (*self, 0);
-        while !bytes.is_at_end() {
-            bytes.number()?;
+    pub(super) fn numbers(mut self) -> usize {
+        let mut count = 0;
+        while self.number().is_ok() {
             count += 1;
         }
-        Ok(count)
+        count
     }
 
     /// A number that says a place in a table or a count.

@@ -371,7 +371,7 @@ fn float<'a>(texts: &mut Texts<'a, '_>, bytes: &mut Bytes<'a>) -> Result<()> {
 }
 
 /// A number with six digits after the point if it is one, else with as many as it needs; bits where it is no number.
-fn write_float(text: &mut String, value: f64, name: &str) {
+pub(super) fn write_float(text: &mut String, value: f64, name: &str) {
     if !value.is_finite() {
         let bits = match name {
             "f64" => value.to_bits(),

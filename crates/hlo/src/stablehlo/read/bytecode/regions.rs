@@ -318,11 +318,10 @@ impl<'a> Regions<'a, '_, '_> {
                     );
                 };
                 let mut pairs = Pairs::new();
-                let count = bytes.numbers()?;
-                let is_of_today = count >= names.split(' ').count();
+                let is_older = names.contains('+') && bytes.numbers() < names.split(' ').count();
                 for name in names.split(' ') {
                     let name = match name.strip_suffix('+') {
-                        Some(_) if !is_of_today => continue,
+                        Some(_) if is_older => continue,
                         Some(name) => name,
                         None => name,
                     };

@@ -263,10 +263,7 @@ impl<'a, 'f> Texts<'a, 'f> {
                 }
                 "d" => {
                     let value = f64::from_bits(bytes.signed()? as u64);
-                    let digits = format!("{value:e}");
-                    // A float has a point in MLIR's text.
-                    let has_point = digits.contains('.');
-                    self.text.push_str(&if has_point { digits } else { digits.replace('e', ".0e") });
+                    dialects::write_float(&mut self.text, value, "f64");
                 }
                 "t" => {
                     let index = bytes.index()?;
