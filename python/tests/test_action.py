@@ -124,10 +124,12 @@ class Action(unittest.TestCase):
         self.assertIn("there is no eval.lock yet", self.summary)
 
     def test_limits_without_a_lock(self):
-        limits = {"LOCK": "", "OPTIONS": "--max-collectives-over data=0 --deny all-gather=fsdp"}
+        limits = {"LOCK": "", "OPTIONS": "--max-collectives-over data=0\n  --deny all-gather=fsdp\n"}
         status, text = self.run_script(**limits)
         self.assertEqual(status, 1, text)
         self.assertNotIn("hlo-dump lock", self.summary)
+        self.assertIn("pass  --max-collectives-over data=0", self.summary)
+        self.assertIn("FAIL  --deny all-gather=fsdp", self.summary)
         self.assertEqual(self.run_script(**limits, FAIL="false")[0], 0)
         self.assertIn("passed=false", self.written)
 
