@@ -193,12 +193,44 @@ class Watching(unittest.TestCase):
             with hlo_dump.watch():
                 pass
 
-    def test_a_version_without_the_hook(self):
+    def jax_without_hook(self, started):
         jax = types.SimpleNamespace(__version__="9.9", _src=types.SimpleNamespace(compiler=types.SimpleNamespace()))
-        modules = {"jax": jax, "jax._src": jax._src, "jax._src.compiler": jax._src.compiler}
-        with mock.patch.dict("sys.modules", modules), self.assertRaisesRegex(RuntimeError, "JAX 9.9 .*xla_dump_to"):
-            with hlo_dump.watch():
+        jax._src.xla_bridge = types.SimpleNamespace(backends_are_initialized=lambda: started)
+        names = {"jax": jax, "jax._src": jax._src, "jax._src.compiler": jax._src.compiler}
+        return mock.patch.dict("sys.modules", names)
+
+    def test_a_version_without_the_hook_is_asked_for_dumps(self):
+        flags = "--xla_some_flag=1"
+        with self.jax_without_hook(started=False), mock.patch.dict(os.environ, {"XLA_FLAGS": flags}):
+            with hlo_dump.watch() as programs:
+                given = os.environ["XLA_FLAGS"]
+                self.assertTrue(given.startswith(flags), given)
+                folder = pathlib.Path(given.partition("--xla_dump_to=")[2].split()[0])
+                # As XLA writes them: a second program, then the first, in two forms; and files that are something else.
+                for name in ["0002.jit_b.cpu", "0001.jit_a.cpu"]:
+                    for ending in [".hlo.pb", ".txt", "-buffer-assignment.txt"]:
+                        (folder / f"module_{name}_after_optimizations{ending}").write_text(EXAMPLE)
+                (folder / "module_0001.jit_a.before_optimizations.txt").write_text("")
+            self.assertEqual([program.name for program in programs], ["jit_a", "jit_b"])
+            self.assertEqual(hlo_dump.collectives(programs[0], mesh=MESH).counts(), {"all-reduce": {"data": 1}})
+            with hlo_dump.watch() as later:
                 pass
+            self.assertEqual(later, [])
+
+    def test_a_folder_of_dumps_that_is_there_is_taken(self):
+        with tempfile.TemporaryDirectory() as folder, self.jax_without_hook(started=True):
+            path = pathlib.Path(folder, "module_0001.jit_a.cpu_after_optimizations.txt")
+            path.write_text(EXAMPLE)
+            with mock.patch.dict(os.environ, {"XLA_FLAGS": f"--xla_dump_to={folder}"}):
+                with hlo_dump.watch() as programs:
+                    path.with_name("module_0002.jit_b.cpu_after_optimizations.txt").write_text(EXAMPLE)
+            self.assertEqual([program.name for program in programs], ["jit_b"])
+
+    def test_dumps_are_asked_for_too_late(self):
+        with self.jax_without_hook(started=True), mock.patch.dict(os.environ, {"XLA_FLAGS": ""}):
+            with self.assertRaisesRegex(RuntimeError, "JAX 9.9 .*read XLA_FLAGS already"):
+                with hlo_dump.watch():
+                    pass
 
 
 if __name__ == "__main__":

@@ -371,7 +371,7 @@ fn completions_and_manual_pages() {
     }
     assert!(prints(&["man"]).contains(".TH hlo-dump"));
     for name in ["show", "collectives", "memory", "cost", "overlap", "explain", "diff", "report", "check"] {
-        assert!(prints(&["man", name]).contains(name));
+        assert!(prints(&["man", name]).contains(&format!("hlo\\-dump {name}")), "{name}");
         assert!(prints(&[name, "--help"]).contains("Usage: hlo-dump"), "{name}");
     }
     for name in ["plan", "compile", "bisect", "doctor"] {

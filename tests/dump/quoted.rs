@@ -16,6 +16,9 @@ use crate::dump::command::prints;
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/checkpoints.md", "checkpoints/", "a folder"),
     ("docs/bisect.md", "$ meshloom bisect fold.txt", "a command that exits with 1; tests/dump/bisect.rs has its like"),
+    ("docs/in-ci.md", "# hlo-dump lock 1", "a program that JAX compiles; tests/dump/lock.rs has its like"),
+    ("docs/in-ci.md", "jit_train_step (HLO text", "a check that fails; tests/dump/lock.rs has its like"),
+    ("docs/in-ci.md", "E       AssertionError", "Python; python/tests/test_hlo_dump.py has its like"),
     ("docs/memory.md", "MESHLOOM_TEST_PLUGINS=all", "a command that compiles for minutes"),
     ("docs/memory.md", "MESHLOOM_WRITE_DOCS=1", "a command that writes the page"),
     ("docs/partitioning.md", "Graph + specs", "a diagram"),
@@ -26,6 +29,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/pipeline.md", "gather 0", "a diagram"),
     ("docs/python.md", "jit_step (HloModuleProto", "Python; tests/oracle/python_module.py has its like"),
     ("docs/python.md", "AssertionError: jit_step", "Python; python/tests/test_hlo_dump.py has its like"),
+    ("docs/releasing.md", "source", "a diagram"),
     ("docs/sharding.md", "mesh fsdp=2", "rows of a table, which tests/sharding/presets.rs compares"),
     ("docs/slow-links.md", "$ hlo-dump check psdp.txt", "programs that take XLA minutes to compile"),
     ("docs/training.md", "3279104 parameters", "the main job: two minutes; tests/train has its losses"),

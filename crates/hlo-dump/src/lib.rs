@@ -242,7 +242,9 @@ fn execute_command(command: Command, json: bool) -> Result<Outcome> {
 }
 
 fn manual(name: Option<&str>) -> Result<()> {
-    let all = Arguments::command();
+    let mut all = Arguments::command();
+    // Commands then know whose they are: `hlo-dump memory` in place of `memory`.
+    all.build();
     let page = match name {
         None => clap_mangen::Man::new(all),
         Some(name) => match all.find_subcommand(name) {
