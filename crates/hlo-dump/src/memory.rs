@@ -4,6 +4,7 @@ use anyhow::Result;
 use meshloom_analysis::memory::{MemoryForm, UpperMemory, memory_of_assignment, upper};
 use meshloom_analysis::{Chip, ModuleMemory, OtherSpace, memory};
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::Memory;
@@ -11,13 +12,15 @@ use crate::input::{Loaded, load};
 use crate::output::{self, DIM, line, paint};
 use crate::selection::{check_scope, given, note_if_empty};
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
     #[serde(flatten)]
     memory: &'a ModuleMemory,
     /// The upper bound; `None` for a compiled module.
     upper: Option<UpperMemory>,
+    /// The chip that `--chip` names.
     chip: Option<&'a str>,
+    /// The memory of a device of that chip; null if it is not known.
     chip_bytes: Option<u64>,
 }
 

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use meshloom_analysis::{Amount, AxisPart, Bounds};
 use meshloom_hlo::message::{counted, shown, three_digits};
 pub use meshloom_hlo::message::{human_bytes, seconds};
 use meshloom_hlo::table::{CellKind, Column, Table};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{Color, Units};
@@ -70,6 +71,9 @@ pub fn bytes_as_they_are(bytes: &[u8]) -> Result<()> {
 }
 
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
+    if streams::below().is_some() {
+        bail!("cannot write {}: a command of `hlo-dump mcp` writes no file", path.display());
+    }
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -78,16 +82,23 @@ pub fn note(text: &str) {
     error_line(&paint(DIM, &format!("note: {text}")));
 }
 
-/// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields. `command` is the command with the
-/// program before it.
+/// The JSON of a command: its name and version before its other fields.
+#[derive(JsonSchema, Serialize)]
+pub struct Versioned<'a, T> {
+    /// The command and the version of its JSON. The version grows when a field changes its meaning or goes.
+    schema: String,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
+/// Returns `hlo-dump/COMMAND/1`. `command` is the command with the program before it.
+pub fn schema_name(command: &str) -> String {
+    format!("{command}/{SCHEMA_VERSION}")
+}
+
+/// Prints the JSON of a command.
 pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
-    #[derive(Serialize)]
-    struct Versioned<'a, T> {
-        schema: String,
-        #[serde(flatten)]
-        value: &'a T,
-    }
-    line(&serde_json::to_string_pretty(&Versioned { schema: format!("{command}/{SCHEMA_VERSION}"), value })?);
+    line(&serde_json::to_string_pretty(&Versioned { schema: schema_name(command), value })?);
     Ok(())
 }
 

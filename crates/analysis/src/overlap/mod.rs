@@ -51,6 +51,7 @@ const DEPTH_LIMIT: usize = 256;
 
 /// Transfer time, and the part of it that is exposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Hidden {
     /// The time of the transfers, in seconds.
     pub seconds: f64,
@@ -78,6 +79,7 @@ impl Hidden {
 
 /// An instruction that runs while a transfer is under way.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Beside {
     /// Its name.
     pub name: String,
@@ -89,6 +91,7 @@ pub struct Beside {
 
 /// A collective on the time line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CollectiveOverlap {
     /// The collective; one in several parts is represented by its first part.
     #[serde(flatten)]
@@ -106,6 +109,7 @@ pub struct CollectiveOverlap {
 
 /// The time line of a module.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleOverlap {
     /// The chip whose rates it has.
     pub chip: &'static str,
