@@ -64,7 +64,7 @@ pub fn run(arguments: &[&str]) -> Ran {
 }
 
 pub fn with_input(arguments: &[&str], input: &[u8]) -> Ran {
-    let caller = Caller { input: input.to_vec(), worker: Some(support::program::worker()) };
+    let caller = Caller { input: input.to_vec(), worker: Some(support::program::worker()), ..Caller::default() };
     let ran = match arguments.first() {
         Some(command) if is_of_meshloom(command) => meshloom_cli::internals::run_in_memory(arguments, caller),
         _ => hlo_dump::run(arguments, caller),

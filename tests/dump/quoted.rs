@@ -42,8 +42,8 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
 ];
 
 /// The pages that quote commands.
-const QUOTING: [&str; 4] =
-    ["README.md", "docs/hlo-dump.md", "docs/reading-a-partitioned-program.md", "docs/slow-links.md"];
+const QUOTING: [&str; 5] =
+    ["README.md", "SKILL.md", "docs/hlo-dump.md", "docs/reading-a-partitioned-program.md", "docs/slow-links.md"];
 
 /// A command of a page, and the output that the page quotes.
 struct Quoted {
@@ -127,7 +127,7 @@ fn pages() -> Vec<String> {
     let docs = fs::read_dir(support::path("docs")).expect("docs");
     let docs = docs.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
     let mut pages: Vec<String> = docs.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}")).collect();
-    pages.push("README.md".to_owned());
+    pages.extend(["README.md", "SKILL.md"].map(str::to_owned));
     pages.sort();
     pages
 }

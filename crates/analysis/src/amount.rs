@@ -81,6 +81,7 @@ impl Serialize for Amount {
 
 /// A branch of a conditional.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Branch {
     /// Number of the conditional: each has its own, and one that is reached in several ways has one for each.
     pub conditional: usize,

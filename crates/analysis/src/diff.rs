@@ -34,6 +34,7 @@ use meshloom_hlo::wire;
 
 /// How often something occurs in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Occurrence {
     /// The number of times in the text of the program.
     pub count: usize,
@@ -56,6 +57,7 @@ impl Occurrence {
 
 /// A change in the number of equal collectives, or in how often they run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CollectiveChange {
     /// The kind.
     pub kind: String,
@@ -75,6 +77,7 @@ pub struct CollectiveChange {
 
 /// A change in the number of equal operations, or in how often they run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OpChange {
     /// The opcode.
     pub opcode: String,
@@ -93,6 +96,7 @@ pub struct OpChange {
 
 /// An operation whose name has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NameChange {
     /// The opcode.
     pub opcode: String,
@@ -106,6 +110,7 @@ pub struct NameChange {
 
 /// The differences between two modules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleDiff {
     /// Collectives, the largest change of bytes first.
     pub collectives: Vec<CollectiveChange>,

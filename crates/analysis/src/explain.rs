@@ -22,6 +22,7 @@ use stated::StatedShardings;
 
 /// An instruction on the way to a stated sharding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TracedStep {
     /// Its name.
     pub name: String,
@@ -42,6 +43,7 @@ pub struct TracedStep {
 
 /// The way from a value to a stated sharding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StatedFrom {
     /// The steps from the value to the instruction that states a sharding, if one was found.
     pub steps: Vec<TracedStep>,

@@ -33,6 +33,8 @@ pub mod scopes;
 pub mod shardings;
 pub mod shrink;
 mod async_collectives;
+#[cfg(feature = "schema")]
+mod schema;
 mod size;
 pub mod megascale;
 pub mod traffic;

@@ -30,7 +30,7 @@ pub enum Units {
 /// How a command prints its answer, and how much it reads.
 #[derive(Args)]
 pub struct Common {
-    /// Prints JSON instead of text; the page of the command in docs has its fields
+    /// Prints JSON instead of text; `hlo-dump schema` describes its fields
     #[arg(long, global = true, help_heading = "Printing")]
     pub json: bool,
     /// When to use colours

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use meshloom_analysis::{Amount, Bounds};
 use meshloom_analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap, Together};
 use meshloom_hlo::suggest::did_you_mean;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -13,7 +14,7 @@ use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::lock::TrafficLock;
 use crate::output::{self, BAD, GOOD, line, paint};
-use crate::{memory, overlap, replication, source};
+use crate::{memory, overlap, replication, source, streams};
 
 #[cfg(feature = "configs")]
 use crate::ahead::ahead;
@@ -43,16 +44,21 @@ enum Denied {
 }
 
 /// A limit that was asked for, and the things that broke it.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct Verdict {
+    /// The limit, as the command line states it.
     limit: String,
+    /// Whether the program keeps it.
     passed: bool,
+    /// What broke it, each in words.
     violations: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
+    /// Whether the program keeps all limits.
     passed: bool,
+    /// Each limit that was asked for.
     checks: &'a [Verdict],
 }
 
@@ -65,6 +71,9 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     check_options(arguments, &denied, compiles)?;
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     let loaded = load_one_device(arguments, needs_rates)?;
+    if compiles && streams::below().is_some() {
+        bail!("`hlo-dump mcp` compiles nothing: give a compiled module, and with --min-overlap its --chip");
+    }
     let found = collectives::of(&loaded);
     collectives::uncounted_text(&found.uncounted).iter().for_each(|text| output::note(text));
     let mut checks = amounts(arguments, &found, &loaded)?;

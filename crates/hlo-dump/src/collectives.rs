@@ -12,6 +12,7 @@ use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
@@ -21,23 +22,26 @@ use crate::moved::Moved;
 use crate::output::{self, DIM, WARN, amount, amount_of_bytes, line, paint};
 use crate::selection::{check_scope, given, note_if_empty};
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
+    /// The collectives, in the order that was asked for.
     collectives: &'a [ModuleCollective],
     #[serde(flatten)]
     totals: Totals,
+    /// The conditionals that have collectives in their branches.
     conditionals: Vec<ConditionalSum<'a>>,
     /// Custom calls that may communicate: what they send is in no sum.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     uncounted: &'a [UncountedCall],
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct Totals {
     #[serde(flatten)]
     all: Moved,
     /// Train steps in one execution of the program.
     steps: u64,
+    /// The bytes that a device sends in a step, at most: the mean over the steps. Null if the number is not known.
     moved_bytes_per_step: Option<f64>,
 }
 
@@ -52,14 +56,17 @@ impl Totals {
     }
 }
 
-#[derive(Serialize)]
-struct Grouped {
+#[derive(JsonSchema, Serialize)]
+pub struct Grouped {
+    /// The sums, the largest first: what `--group` asks for, instead of single collectives.
     groups: Vec<Sum>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct Sum {
+    /// What its collectives have in common: the kind, axes, scope or source line.
     name: String,
+    /// The number of its collectives.
     collectives: usize,
     #[serde(flatten)]
     all: Moved,

@@ -3,30 +3,38 @@
 use meshloom_analysis::{Amount, Branch};
 use meshloom_analysis::{Conditional, ModuleCollective, ModuleCollectives};
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::moved::Moved;
 use crate::output::{self, line};
 
 /// A conditional with collectives in its branches.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct ConditionalSum<'a> {
     /// The number that `branches` of a collective uses.
     number: usize,
+    /// The name of the instruction.
     name: &'a str,
+    /// The name of the computation that it is in.
     computation: &'a str,
+    /// The scope path and op of its metadata.
     op_name: &'a str,
+    /// The source line of its metadata as `file:line`, if it has one.
     source: Option<&'a str>,
+    /// How often it runs in one run of the program.
     executions: Amount,
+    /// Its branches, in program order.
     branches: Vec<BranchSum<'a>>,
 }
 
 /// The bytes that a branch moves: as often as devices take it, where that is known, else as if it were taken each time
 /// that its conditional runs.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct BranchSum<'a> {
     /// `true`, `false`, or the value of the selector.
     when: &'a str,
+    /// The number of collectives in it.
     collectives: usize,
     #[serde(flatten)]
     all: Moved,

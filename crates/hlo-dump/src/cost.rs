@@ -8,6 +8,7 @@ use meshloom_analysis::Amount;
 use meshloom_analysis::cost::{Assumptions, InstructionCost, LoopCost, Roofline, ScopeCost, Seconds};
 use meshloom_analysis::{Chip, CostOptions, ModuleCost, Work, cost};
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{Cost, CostBy};
@@ -15,8 +16,9 @@ use crate::input::{Loaded, load};
 use crate::output::{self, DIM, line, or_no_scope, paint, plural, seconds, whence};
 use crate::selection::{check_scope, given, note_if_empty};
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
+    /// The chip that `--chip` names.
     chip: Option<&'a str>,
     #[serde(flatten)]
     cost: &'a ModuleCost,

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use meshloom_analysis::{CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff};
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -13,20 +14,29 @@ use crate::input::{Described, Loaded, load_path};
 use crate::memory;
 use crate::output::{self, BOLD, WARN, line, paint};
 
-#[derive(Serialize)]
+/// A figure of two programs.
+#[derive(JsonSchema, Serialize)]
 struct Figure {
+    /// Its name: `instructions`, `operations`, `bytes accessed`, `bytes sent`, `arguments`, `outputs`, `temporaries` or
+    /// `peak memory`.
     name: &'static str,
+    /// Its value in the first program.
     before: u64,
+    /// Its value in the second program.
     after: u64,
     #[serde(skip)]
     text: fn(u64) -> String,
 }
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
+    /// The first program.
     before: Described<'a>,
+    /// The second program.
     after: Described<'a>,
+    /// Whether both mean the same: names and numbers may differ.
     same: bool,
+    /// The figures of both.
     figures: &'a [Figure],
     #[serde(flatten)]
     diff: &'a ModuleDiff,

@@ -4,21 +4,25 @@ use anyhow::{Result, anyhow, bail};
 use meshloom_analysis::{StatedFrom, TracedStep, trace_sharding};
 use meshloom_hlo::Stage;
 use meshloom_hlo::source::op_name;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{Explain, Input};
 use crate::input::{Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
 use crate::run::Said;
+use crate::source;
 
 /// The most tensors that are shown. A name that more tensors share does not tell them apart.
 const MOST: usize = 8;
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
+    /// The name that was asked for.
     tensor: &'a str,
     /// The chain of origins, from a run config.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<crate::run::Explained>>")]
     explanations: Option<serde_json::Value>,
     /// The way to a stated sharding, from HLO.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,7 +32,7 @@ struct Answer<'a> {
 pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     let Input { path, reading } = &arguments.input;
     if let Some(stage) = reading.stage.filter(|stage| !matches!(stage, Stage::Sharded | Stage::Partitioned))
-        && !path.is_dir()
+        && !source::is_folder(path)
     {
         bail!("--stage {stage} is for dump folders here: the shardings of a run config are those of its stage sharded");
     }

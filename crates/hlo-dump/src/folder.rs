@@ -101,12 +101,12 @@ fn plain_pass(word: &str) -> &str {
 
 fn modules(folder: &Path) -> Result<BTreeMap<String, Vec<Dump>>> {
     let mut modules: BTreeMap<String, Vec<Dump>> = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).context("cannot list it")? {
+    for entry in std::fs::read_dir(source::admitted(folder)?).context("cannot list it")? {
         let entry = entry.context("cannot list it")?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some((module, point, is_text)) = parts(&name) else { continue };
         let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
-        modules.entry(module).or_default().push(Dump { path: entry.path(), point, is_text, bytes });
+        modules.entry(module).or_default().push(Dump { path: folder.join(entry.file_name()), point, is_text, bytes });
     }
     for dumps in modules.values_mut() {
         dumps.sort_by(|a, b| (&a.point, &a.path).cmp(&(&b.point, &b.path)));

@@ -10,6 +10,7 @@ use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModule
 use meshloom_hlo::read::{self, ReadError};
 use meshloom_hlo::xplane::{ProfiledProgram, XSpace};
 use meshloom_hlo::{PlatformKind, Stage};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
@@ -51,7 +52,7 @@ pub struct Profile {
 }
 
 /// The JSON of an input: its description, and the findings of a command.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct AnswerOfInput<'a, T> {
     #[serde(flatten)]
     input: Described<'a>,
@@ -59,13 +60,20 @@ pub struct AnswerOfInput<'a, T> {
     answer: &'a T,
 }
 
-#[derive(Serialize)]
+/// A program that was read.
+#[derive(JsonSchema, Serialize)]
 pub struct Described<'a> {
+    /// The input, as it was given.
     input: &'a str,
+    /// What the input is: `HLO text`, `run config`, `program of a profile` and others.
     form: &'a str,
+    /// The name of the module.
     module: &'a str,
+    /// The stage of the program, if the input has several: `traced`, `compiled` and others.
     stage: Option<&'a str>,
+    /// The axes of the mesh with their sizes, major to minor: `data=2,fsdp=4`; null if no mesh is known.
     mesh: Option<String>,
+    /// The number of devices that the program is for.
     devices: u64,
     /// Whether the module is the program of one device.
     partitioned: bool,
@@ -204,7 +212,7 @@ pub enum ProgramOrMessage {
 pub fn load_or_message(input: &Input) -> Result<ProgramOrMessage> {
     let (path, reading) = (&input.path, &input.reading);
     let name = source::name(path);
-    if path.is_dir() {
+    if source::admitted(path)?.is_dir() {
         return Ok(ProgramOrMessage::Program(Box::new(load(input)?)));
     }
     let bytes = read_all(path).map_err(|error| in_input(error, &name))?;
@@ -221,7 +229,7 @@ pub fn load_or_message(input: &Input) -> Result<ProgramOrMessage> {
 }
 
 fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
-    if path.is_dir() {
+    if source::admitted(path)?.is_dir() {
         return load_folder(path, reading);
     }
     load_bytes(&read_all(path)?, path, name, reading)
@@ -446,6 +454,9 @@ fn mesh_for(text: &str, devices: u64) -> Result<Mesh> {
 }
 
 fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
+    if streams::below().is_some() {
+        bail!("a run config names files and says what compilers do, so `hlo-dump mcp` reads none");
+    }
     if reading.function.is_some() {
         bail!("--function chooses a function of StableHLO, and this is a run config");
     }

@@ -34,6 +34,8 @@ pub mod internals;
 #[doc(hidden)]
 pub mod markup;
 mod lock;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod memory;
 mod moved;
 #[doc(hidden)]
@@ -43,6 +45,7 @@ pub mod overlap;
 mod replication;
 mod report;
 mod run;
+mod schema;
 mod selection;
 mod show;
 #[doc(hidden)]
@@ -117,6 +120,28 @@ enum Command {
         /// The command; by default hlo-dump itself
         command: Option<String>,
     },
+    /// Print the JSON Schema of what commands print with --json
+    Schema {
+        /// The command; by default all of them
+        command: Option<String>,
+    },
+    /// Serve the commands as tools, by the Model Context Protocol over standard input and output
+    ///
+    /// Tools read only files below the current folder, write none, and neither read run configs nor compile.
+    #[cfg(feature = "mcp")]
+    Mcp,
+}
+
+impl Command {
+    /// Whether it has no form as JSON, or no other.
+    fn prints_no_answer(&self) -> bool {
+        match self {
+            Command::Completions { .. } | Command::Man { .. } | Command::Schema { .. } => true,
+            #[cfg(feature = "mcp")]
+            Command::Mcp => true,
+            _ => false,
+        }
+    }
 }
 
 /// The outcome of a command that did not fail.
@@ -216,7 +241,7 @@ pub fn parse<A: Parser>(
 }
 
 fn execute_command(command: Command, json: bool) -> Result<Outcome> {
-    if json && matches!(command, Command::Completions { .. } | Command::Man { .. }) {
+    if json && command.prints_no_answer() {
         anyhow::bail!("--json: this command prints no table; `collectives`, `memory`, `cost` and the others do");
     }
     match command {
@@ -237,6 +262,9 @@ fn execute_command(command: Command, json: bool) -> Result<Outcome> {
             output::bytes_as_they_are(&script)?;
         }
         Command::Man { command } => manual(command.as_deref())?,
+        Command::Schema { command } => schema::run(command.as_deref())?,
+        #[cfg(feature = "mcp")]
+        Command::Mcp => mcp::run(&Arguments::command())?,
     }
     Ok(Outcome::Done)
 }

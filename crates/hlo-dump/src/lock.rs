@@ -8,12 +8,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use meshloom_analysis::{ModuleCollective, ModuleCollectives, Redaction};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::arguments;
 use crate::collectives::{self, axes_of, scope_of};
 use crate::input::{Loaded, load};
-use crate::{memory, output, source, streams};
+use crate::source::{self, read_all};
+use crate::{memory, output, streams};
 
 const FIRST_LINE: &str = "# hlo-dump lock 1";
 
@@ -21,7 +23,7 @@ const FIRST_LINE: &str = "# hlo-dump lock 1";
 const REDACTED: &str = "# redacted ";
 
 /// The traffic and memory of a program.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct TrafficLock {
     /// The kind of pseudonyms in place of names, if there are any.
     #[serde(skip)]
@@ -33,28 +35,36 @@ pub struct TrafficLock {
     mesh: String,
     /// The bytes that a device needs.
     peak: u64,
+    /// The collectives by kind and origin, sorted.
     #[serde(serialize_with = "as_rows")]
+    #[schemars(with = "Vec<LockRow<'static>>")]
     collectives: BTreeMap<Origin, Sent>,
 }
 
 /// The kind of a collective and where it comes from.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
 struct Origin {
+    /// The kind: `all-gather`, `all-reduce` and others.
     kind: String,
+    /// The mesh axes, or else the devices in short.
     axes: String,
+    /// The scope path, without the op.
     scope: String,
     /// The function in the source, or else the file.
     function: String,
 }
 
 /// The sums over all collectives of an origin: at most, and nothing where they are not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 struct Sent {
+    /// The most executions in one run of the program; null if the number is not known.
     executions: Option<u64>,
+    /// The most bytes that one device sends in them; null if the number is not known.
     moved_bytes: Option<u64>,
 }
 
-#[derive(Serialize)]
+/// The collectives of one kind and origin.
+#[derive(JsonSchema, Serialize)]
 struct LockRow<'a> {
     #[serde(flatten)]
     origin: &'a Origin,
@@ -74,7 +84,7 @@ pub fn run(arguments: &arguments::Lock, json: bool) -> Result<()> {
     }
     match &arguments.output {
         Some(path) => {
-            std::fs::write(path, lock.text()).with_context(|| format!("cannot write {}", path.display()))?;
+            output::write(path, lock.text())?;
             loaded.print_title();
             let lines = output::plural(lock.collectives.len() as u64, "line");
             output::line(&format!("{}: {lines} of collectives, and the peak of memory", path.display()));
@@ -125,7 +135,8 @@ impl TrafficLock {
     /// Reads a file that [`TrafficLock::text`] wrote.
     pub fn read(path: &Path) -> Result<TrafficLock> {
         let name = source::name(path);
-        let text = std::fs::read_to_string(path).with_context(|| format!("--lock: cannot read {name}"))?;
+        let bytes = read_all(path).with_context(|| format!("--lock {name}"))?;
+        let text = String::from_utf8(bytes).with_context(|| format!("--lock {name}"))?;
         let mut lines = text.lines().zip(1usize..);
         if lines.next().is_none_or(|(line, _)| line.trim_end() != FIRST_LINE) {
             bail!("--lock {name}: the first line is not \"{FIRST_LINE}\"; `hlo-dump lock INPUT -o FILE` writes one");

@@ -8,6 +8,7 @@ use meshloom_analysis::memory::{
 };
 use meshloom_analysis::{Chip, LiveBuffer, ModuleMemory, OtherSpace, memory};
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{Memory, Reading};
@@ -15,25 +16,32 @@ use crate::input::{Loaded, ProgramOrMessage, load_or_message, load_path, read_be
 use crate::output::{self, BOLD, DIM, WARN, line, paint};
 use crate::selection::{check_scope, given, note_if_empty};
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
     #[serde(flatten)]
     memory: &'a ModuleMemory,
     /// The upper bound; `None` for a compiled module.
     upper: Option<UpperMemory>,
+    /// The chip that `--chip` names.
     chip: Option<&'a str>,
+    /// The memory of a device of that chip; null if it is not known.
     chip_bytes: Option<u64>,
+    /// The message that the program ran out of memory, if the input has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     out_of_memory: Option<&'a OutOfMemory>,
+    /// What would be smaller, the most first; with `--remedies` or a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedies: Option<&'a [Remedy]>,
 }
 
 /// The JSON of a message without its program.
-#[derive(Serialize)]
-struct MessageAnswer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct MessageAnswer<'a> {
+    /// The message.
     out_of_memory: &'a OutOfMemory,
+    /// The bytes that are missing; null if it is not known how many there are.
     missing: Option<u64>,
+    /// What would be smaller, the most first.
     remedies: &'a [Remedy],
 }
 

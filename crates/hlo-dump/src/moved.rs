@@ -1,14 +1,19 @@
 //! Sums over collectives.
 
 use meshloom_analysis::Bounds;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Executions and bytes of collectives: the most, where branches differ, and the least.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct Moved {
+    /// The most executions in one run of the program; null if the number is not known.
     executions: Option<u64>,
+    /// The most bytes that one device sends in them; null if the number is not known.
     moved_bytes: Option<u64>,
+    /// The fewest executions, whichever branches are taken.
     executions_least: u64,
+    /// The fewest bytes that one device sends, whichever branches are taken.
     moved_bytes_least: u64,
 }
 

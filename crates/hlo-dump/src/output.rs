@@ -1,14 +1,17 @@
 //! The output of commands: tables that fit a terminal, bytes in words and to the byte, and colours on a terminal.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use meshloom_analysis::{Amount, AxisPart, Bounds};
 use meshloom_hlo::message::{counted, shown, three_digits};
 pub use meshloom_hlo::message::{human_bytes, seconds};
 use meshloom_hlo::table::{CellKind, Column, Table};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{Color, Units};
@@ -70,7 +73,15 @@ pub fn bytes_as_they_are(bytes: &[u8]) -> Result<()> {
 }
 
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
-    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    create(path)?.write_all(bytes.as_ref()).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Opens a file to write it anew.
+pub fn create(path: &Path) -> Result<File> {
+    if streams::below().is_some() {
+        bail!("cannot write {}: a command of `hlo-dump mcp` writes no file", path.display());
+    }
+    File::create(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Prints something worth knowing, beside the result.
@@ -78,16 +89,23 @@ pub fn note(text: &str) {
     error_line(&paint(DIM, &format!("note: {text}")));
 }
 
-/// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields. `command` is the command with the
-/// program before it.
+/// The JSON of a command: its name and version before its other fields.
+#[derive(JsonSchema, Serialize)]
+pub struct Versioned<'a, T> {
+    /// The command and the version of its JSON. The version grows when a field changes its meaning or goes.
+    schema: String,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
+/// Returns `hlo-dump/COMMAND/1`. `command` is the command with the program before it.
+pub fn schema_name(command: &str) -> String {
+    format!("{command}/{SCHEMA_VERSION}")
+}
+
+/// Prints the JSON of a command.
 pub fn json(command: &str, value: &impl Serialize) -> Result<()> {
-    #[derive(Serialize)]
-    struct Versioned<'a, T> {
-        schema: String,
-        #[serde(flatten)]
-        value: &'a T,
-    }
-    line(&serde_json::to_string_pretty(&Versioned { schema: format!("{command}/{SCHEMA_VERSION}"), value })?);
+    line(&serde_json::to_string_pretty(&Versioned { schema: schema_name(command), value })?);
     Ok(())
 }
 

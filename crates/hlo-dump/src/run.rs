@@ -5,6 +5,7 @@ use maud::Markup;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_hlo::{PlatformKind, Stage};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The reader of run configs.
@@ -84,8 +85,49 @@ pub struct Row {
     pub origin: String,
 }
 
+/// The reason for the sharding of one tensor of a run config, as JSON has it.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "the schema of what the compiler serializes")]
+pub struct Explained {
+    /// The steps from the tensor to the origin of its sharding.
+    steps: Vec<ExplainedBy>,
+}
+
+/// A step to the origin of a sharding.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "the schema of what the compiler serializes")]
+#[schemars(rename = "ExplainedStep")]
+struct ExplainedBy {
+    /// The path of a parameter; scope and op of any other value.
+    name: String,
+    /// Its type, with global dimensions.
+    r#type: String,
+    /// The mesh axes of its dimensions.
+    spec: String,
+    /// Where they come from.
+    because: String,
+    /// The source line as `file:line`, if there is one.
+    source: Option<String>,
+}
+
+/// The implementation of an op of a run config's program, as JSON has it.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "the schema of what `configs` serializes")]
+pub struct Kernel {
+    /// The name of the op.
+    op: String,
+    /// The types of its operands on one device, of the first three.
+    operands: String,
+    /// The name of the implementation.
+    implementation: String,
+    /// How it works on these operands; may be empty.
+    how: String,
+    /// The number of times that it stands in the program; a loop counts once.
+    count: usize,
+}
+
 /// The steps at which the replicas of DiLoCo send their updates, and the form of these.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct Syncs {
     /// The number of steps until everything repeats.
     pub period: usize,

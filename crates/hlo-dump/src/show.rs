@@ -18,12 +18,13 @@ use meshloom_hlo::stablehlo::{self, ArtifactVersion, WriteOptions};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
 use prost::Message;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{Emit, Show};
 use crate::input::{Loaded, load};
 use crate::output;
-use crate::run::Said;
+use crate::run::{Kernel, Said};
 use crate::streams::{self, Stream};
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
@@ -144,7 +145,7 @@ fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
     }
     let Said { json: kernels, lines } = run.kernels()?;
     if json {
-        let answer = serde_json::json!({ "kernels": kernels });
+        let answer = Kernels { kernels };
         return match file {
             None => output::json("hlo-dump/show", &loaded.found(&answer)),
             Some(_) => write_text(file, &serde_json::to_string_pretty(&loaded.found(&answer))?),
@@ -168,33 +169,56 @@ fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
     }
 }
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Kernels {
+    /// The implementation of each op of a run config that has several: what `--kernels` asks for.
+    #[schemars(with = "Vec<Kernel>")]
+    kernels: serde_json::Value,
+}
+
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
+    /// The name of the computation that runs first.
     entry: &'a str,
+    /// All computations, or the one that was asked for.
     computations: Vec<ComputationAnswer<'a>>,
 }
 
-#[derive(Serialize)]
+/// A computation of a module.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "Computation")]
 struct ComputationAnswer<'a> {
+    /// Its name.
     name: &'a str,
     /// The number of its executions in all; 0 for a reducer or comparator.
     executions: Amount,
+    /// Its instructions, operands before their users.
     instructions: Vec<InstructionAnswer<'a>>,
 }
 
-#[derive(Serialize)]
+/// An instruction.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "Instruction")]
 struct InstructionAnswer<'a> {
+    /// Its name.
     name: &'a str,
+    /// Its opcode.
     opcode: &'a str,
+    /// The type of its result, as HLO text has it.
     shape: String,
+    /// The names of its operands; left out if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     operands: Vec<&'a str>,
+    /// The names of the computations that it calls; left out if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     calls: Vec<&'a str>,
+    /// The scopes and the op of its metadata; left out if there are none.
     #[serde(skip_serializing_if = "str::is_empty")]
     op_name: &'a str,
+    /// The source line as `file:line`; left out if the module does not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<String>,
+    /// True for the result of the computation; else left out.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     root: bool,
 }

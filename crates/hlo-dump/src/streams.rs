@@ -25,6 +25,9 @@ pub struct Caller {
     /// The program that compiles in a process of its own: its `main` calls `meshloom::pjrt::worker::run_if_asked`
     /// first. The default is the program of `MESHLOOM_WORKER`, or else the one that runs the command.
     pub worker: Option<PathBuf>,
+    /// The folder, without links in its path, below which all files are that the command may read. It then writes no
+    /// file, reads no run config and compiles nothing.
+    pub below: Option<PathBuf>,
 }
 
 /// The output of a command, and its exit status.
@@ -67,6 +70,7 @@ struct MemoryStreams {
     out: Vec<u8>,
     err: Vec<u8>,
     worker: Option<PathBuf>,
+    below: Option<PathBuf>,
 }
 
 impl Streams {
@@ -103,8 +107,8 @@ pub fn within(caller: Caller, command: impl FnOnce() -> u8) -> Ran {
         }
     }
 
-    let memory =
-        MemoryStreams { input: Cursor::new(caller.input), out: Vec::new(), err: Vec::new(), worker: caller.worker };
+    let Caller { input, worker, below } = caller;
+    let memory = MemoryStreams { input: Cursor::new(input), out: Vec::new(), err: Vec::new(), worker, below };
     let mut before = Before(Some(STREAMS.replace(Streams::of(StreamsOf::Memory(Box::new(memory))))));
     let status = command();
     let (out, err) = match before.back() {
@@ -158,6 +162,20 @@ pub fn worker() -> Option<PathBuf> {
         StreamsOf::Process => None,
         StreamsOf::Memory(memory) => memory.worker.clone(),
     })
+}
+
+/// The folder below which all files are that the command may read; `None` if it may read any.
+pub fn below() -> Option<PathBuf> {
+    STREAMS.with_borrow(|streams| match &streams.place {
+        StreamsOf::Process => None,
+        StreamsOf::Memory(memory) => memory.below.clone(),
+    })
+}
+
+/// Whether the streams are the process's own.
+#[cfg(feature = "mcp")]
+pub fn are_of_process() -> bool {
+    STREAMS.with_borrow(|streams| matches!(streams.place, StreamsOf::Process))
 }
 
 /// Whether a stream is a terminal. Memory is none.

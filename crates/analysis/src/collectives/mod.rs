@@ -44,6 +44,7 @@ use meshloom_hlo::source::{Sources, op_name};
 
 /// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleCollective {
     /// The kind of communication.
     pub kind: Communication,
@@ -55,7 +56,8 @@ pub struct ModuleCollective {
     /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for
     /// devices that do not lie along axes of the mesh.
     pub axes: Option<Vec<AxisPart>>,
-    /// How far a permute moves values along its axis, cyclically: see [`PairAxes`](crate::PairAxes).
+    /// How far a permute moves values along its axis, cyclically and the short way, if all of its pairs agree: 1 to the
+    /// next device, -1 to the one before.
     pub shift: Option<i64>,
     /// Devices of a group; `None` for a permute, and where the module does not say.
     pub group_size: Option<u64>,
@@ -116,6 +118,7 @@ pub struct ModuleCollectives {
 
 /// A custom call that may communicate, for all that is known. Only its target defines what it does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UncountedCall {
     /// The function that it calls.
     pub target: String,

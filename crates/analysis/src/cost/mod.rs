@@ -60,6 +60,7 @@ pub use roofline::{Bound, Roofline, Seconds};
 
 /// Operations and bytes. Numbers that are too large stay at the largest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Work {
     /// Arithmetic operations, without transcendental functions.
     pub flops: u64,
@@ -155,6 +156,7 @@ impl Work {
 
 /// The cost of an instruction in a place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct InstructionCost {
     /// Its name.
     pub name: String,
@@ -184,6 +186,7 @@ pub struct InstructionCost {
 
 /// The cost of a loop, with the loops in it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LoopCost {
     /// Name of the `while`.
     pub name: String,
@@ -208,6 +211,7 @@ pub struct LoopCost {
 
 /// The cost of the instructions of one scope, without those of scopes in it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScopeCost {
     /// Names of nested scopes, joined by `/`.
     pub scope: String,
@@ -219,6 +223,7 @@ pub struct ScopeCost {
 
 /// A custom call that computes something unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UnknownCall {
     /// Its target.
     pub target: String,
@@ -230,6 +235,7 @@ pub struct UnknownCall {
 
 /// The assumptions that the sums rest on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Assumptions {
     /// Names of the loops whose trip count is not known, counted as if they ran once.
     pub loops_counted_once: Vec<String>,
@@ -244,6 +250,7 @@ pub struct Assumptions {
 
 /// The cost of a module on each device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleCost {
     /// Instructions that do something, in the order of the program.
     pub instructions: Vec<InstructionCost>,

@@ -12,6 +12,7 @@ use meshloom_hlo::proto::HloInstructionProto;
 
 /// The resource that limits an op or a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
     /// Its operations.
@@ -68,6 +69,7 @@ pub(super) fn link(collective: &ModuleCollective, options: &CostOptions) -> Link
 
 /// The time of work at a chip's peak rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Seconds {
     /// The time of its operations.
     pub compute: f64,
@@ -126,6 +128,7 @@ impl Seconds {
 
 /// A lower bound on the time that a step takes on a chip.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Roofline {
     /// The chip.
     pub chip: &'static str,

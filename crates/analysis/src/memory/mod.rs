@@ -75,6 +75,7 @@ pub use upper::{InTiles, Margin, UpperMemory, upper};
 
 /// The form of a module from which its memory was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryForm {
     /// A compiler's own assignment.
@@ -89,6 +90,7 @@ pub enum MemoryForm {
 
 /// The kind of a value in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BufferKind {
     /// An argument of the program.
@@ -112,6 +114,7 @@ impl BufferKind {
 
 /// A value that is in memory at the peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LiveBuffer {
     /// Name of the instruction that makes it.
     pub name: String,
@@ -141,6 +144,7 @@ impl LiveBuffer {
 
 /// The amount of memory that is in use at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CurvePoint {
     /// The number of instructions that have run.
     pub position: u64,
@@ -152,6 +156,7 @@ pub struct CurvePoint {
 
 /// A memory besides the device's main one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OtherSpace {
     /// Its number in layouts: `S(1)`.
     pub space: i64,
@@ -174,6 +179,7 @@ impl OtherSpace {
 
 /// The device memory that a module needs, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleMemory {
     /// The form of the module from which the figures come.
     #[serde(rename = "memory_form")]

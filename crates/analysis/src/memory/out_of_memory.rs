@@ -15,6 +15,7 @@ use super::{BufferKind, LiveBuffer, Remedy, RemedyKind};
 
 /// The place where memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RanOutWhile {
     /// The compiler counted more than the device has.
@@ -25,6 +26,7 @@ pub enum RanOutWhile {
 
 /// An amount that a message states.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StatedBytes {
     /// What it is the amount of.
     pub of: &'static str,
@@ -34,6 +36,7 @@ pub struct StatedBytes {
 
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutOfMemory {
     /// Where memory ran out.
     pub ran_out_while: RanOutWhile,

@@ -22,6 +22,7 @@ use meshloom_hlo::source::{Sources, op_name};
 
 /// A way to make a program smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RemedyKind {
     /// The forward pass of a scope is computed again in the backward pass: `jax.checkpoint`.
@@ -36,6 +37,7 @@ pub enum RemedyKind {
 
 /// A way to make a program smaller, and what it saves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Remedy {
     /// The way.
     pub kind: RemedyKind,

@@ -41,8 +41,10 @@ impl Margin {
 
 /// The most device memory that an uncompiled module may need, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UpperMemory {
-    /// The compiler that the margin belongs to.
+    /// The compiler that the margin belongs to: `cpu`, `cuda` or `tpu`.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub backend: PlatformKind,
     /// The bytes of all arguments.
     pub arguments: u64,

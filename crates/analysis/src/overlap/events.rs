@@ -89,6 +89,7 @@ pub enum ScheduleTransfer {
 
 /// Events that are not drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LeftOut {
     /// The shortest events, beyond the number that is drawn.
     pub short: LeftOutEvents,
@@ -98,6 +99,7 @@ pub struct LeftOut {
 
 /// The number and the times of events that are not drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LeftOutEvents {
     /// Their number.
     pub events: u64,

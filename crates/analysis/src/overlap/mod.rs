@@ -60,6 +60,7 @@ const DEPTH_LIMIT: usize = 256;
 
 /// Transfer time, and the part of it that is exposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Hidden {
     /// The time of the transfers, in seconds.
     pub seconds: f64,
@@ -92,6 +93,7 @@ impl Hidden {
 
 /// An instruction that runs while a transfer is under way.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Beside {
     /// Its name.
     pub name: String,
@@ -103,6 +105,7 @@ pub struct Beside {
 
 /// A collective on the time line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CollectiveOverlap {
     /// The collective; one in several parts is represented by its first part.
     #[serde(flatten)]
@@ -120,6 +123,7 @@ pub struct CollectiveOverlap {
 
 /// A copy to or from the host's memory on the time line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HostCopyOverlap {
     /// [`TO_HOST`](crate::estimate::TO_HOST) or [`FROM_HOST`](crate::estimate::FROM_HOST).
     pub direction: &'static str,
@@ -165,6 +169,7 @@ impl HostCopyOverlap {
 
 /// The time line of a module.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleOverlap {
     /// The chip whose rates it has.
     pub chip: &'static str,

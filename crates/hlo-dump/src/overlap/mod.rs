@@ -13,6 +13,7 @@ use meshloom_analysis::{
 };
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments::{self, Select};
@@ -20,20 +21,23 @@ use crate::collectives::{axes_of, axes_text, note_if_none, selection, where_from
 use crate::input::{Loaded, load, load_profile};
 use crate::output::{self, DIM, line, paint};
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
     #[serde(flatten)]
     found: &'a ModuleOverlap,
     /// The sums over the collectives of the same axes.
     axes: Vec<AxesSum>,
+    /// The trace that `--perfetto` wrote.
     #[serde(skip_serializing_if = "Option::is_none")]
     perfetto: Option<perfetto::Written>,
 }
 
 /// The sum of transfers over the same axes.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct AxesSum {
+    /// The mesh axes that the transfers cross.
     axes: String,
+    /// The number of collectives.
     count: usize,
     #[serde(flatten)]
     hidden: Hidden,

@@ -15,6 +15,7 @@ use meshloom_analysis::{ModuleOverlap, ProfiledLane, profiled_lanes};
 use meshloom_hlo::proto::HloInstructionProto;
 use meshloom_hlo::source::{Sources, op_name};
 use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -26,14 +27,19 @@ use crate::output::{self, DIM, line, paint, plural, thousands};
 pub const MOST: usize = 100_000;
 
 /// A trace that was written.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct Written {
+    /// The path of the file.
     output: String,
+    /// The bytes of the file.
     bytes: u64,
-    /// The number of events of the estimate, and of the profile.
+    /// The number of events of the estimate.
     events: usize,
+    /// The number of events of the profile.
     measured_events: usize,
+    /// The events of the estimate that are not drawn.
     left_out: LeftOut,
+    /// The number of events of the profile that are not drawn.
     measured_left_out: usize,
 }
 
@@ -59,7 +65,7 @@ impl Written {
 
 pub fn write(path: &Path, loaded: &Loaded, found: &ModuleOverlap, schedule: &ScheduleEvents) -> Result<Written> {
     let cannot = || format!("cannot write {}", path.display());
-    let file = File::create(path).with_context(cannot)?;
+    let file = output::create(path)?;
     let mut trace = TraceFile { file: BufWriter::new(file), bytes: 0, is_first: true };
     let (profiled, mut measured_left_out) =
         loaded.profile.as_ref().map(|profile| profiled_lanes(&profile.space, MOST)).unwrap_or_default();

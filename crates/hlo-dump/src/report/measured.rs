@@ -6,6 +6,7 @@ use meshloom_analysis::{Measured, MeasuredInstruction, ModuleCost};
 use meshloom_hlo::source::scope;
 use meshloom_hlo::xplane::ProfiledCall;
 use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Page, axes_text};
@@ -14,8 +15,9 @@ use crate::markup::html::{Cell, section, table};
 use crate::output::{line, or_no_scope, plural, seconds, thousands};
 
 /// Measured and estimated seconds of one run of the program on one device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, JsonSchema, Serialize)]
 struct Times {
+    /// The measured seconds.
     measured: f64,
     /// The estimate; `None` for a chip whose rates are not all known.
     estimated: Option<f64>,
@@ -42,22 +44,32 @@ pub struct Comparison {
     scopes: Vec<(String, Times)>,
 }
 
-#[derive(Clone, Serialize)]
+/// A call of the program.
+#[derive(Clone, JsonSchema, Serialize)]
 struct Call {
+    /// Its name in the profile.
     name: String,
+    /// Its seconds.
     seconds: f64,
 }
 
 /// The JSON of a profile: seconds of one run of the program on one device.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "MeasuredProfile")]
 pub struct Answer {
+    /// The number of devices that were measured.
     devices: u64,
+    /// The number of runs of the program.
     runs: u64,
+    /// The time of one run.
     seconds: f64,
     /// The share of the time of instructions that belong to no instruction of this module.
     unknown_share: f64,
+    /// The share of the time that other modules took.
     other_modules_share: f64,
+    /// The times of each scope, the longest first: its path and its times.
     scopes: Vec<(String, Times)>,
+    /// The calls of the program, one by one.
     calls: Vec<Call>,
 }
 

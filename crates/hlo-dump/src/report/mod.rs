@@ -25,6 +25,7 @@ use meshloom_analysis::{
     collectives_of_walk, cost_of_walk,
 };
 use meshloom_hlo::source::Sources;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::arguments;
@@ -51,10 +52,13 @@ pub struct Page<'a> {
     groups: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Answer {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer {
+    /// The file of the page.
     output: String,
+    /// The size of the page.
     bytes: usize,
+    /// The times that a profile measured; only with a profile.
     #[serde(skip_serializing_if = "Option::is_none")]
     measured: Option<measured::Answer>,
 }

@@ -9,6 +9,7 @@ pub mod series;
 use anyhow::{Context, Result, bail};
 use meshloom_analysis::AxisPart;
 use meshloom_hlo::table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::series::{Series, StepRow};
@@ -16,11 +17,13 @@ use crate::arguments::{Input, Traffic};
 use crate::input::{Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
 
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Answer<'a> {
+    /// The mesh axis, or the part of one.
     axis: String,
     /// Bits that a device sends in a second, if the model was asked for.
     bits_per_second: Option<f64>,
+    /// The traffic of the program; with `--compare`, of each form of it.
     series: &'a [Series],
 }
 

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use meshloom_analysis::{Amount, Bounds};
 use meshloom_analysis::{AxisPart, StepTraffic, Traffic as Found, counter_names, step_inputs, traffic};
 use meshloom_hlo::suggest::did_you_mean;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::by_step;
@@ -19,7 +20,8 @@ pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with noth
 pub const SPREAD_MODEL: &str = "* a model of overlap: each transfer goes evenly with the steps between sending and use, and the periods before \
                                 were alike";
 
-#[derive(Serialize)]
+/// The traffic of one form of a program.
+#[derive(JsonSchema, Serialize)]
 pub struct Series {
     /// The name of its form: `streaming+int4`.
     pub name: String,
@@ -34,25 +36,31 @@ pub struct Series {
     /// The number of them in a loop whose trip count is not known.
     #[serde(skip)]
     in_unknown_loops: usize,
+    /// The steps, one by one.
     #[serde(rename = "steps")]
     pub rows: Vec<StepRow>,
-    /// The bytes of the step with most, at most and at least.
+    /// The bytes of the step with most, at most; null if the number is not known.
     peak_bytes: Option<u64>,
+    /// The bytes of the step with most, at least.
     peak_bytes_least: u64,
-    /// The bytes in all steps, at most and at least.
+    /// The bytes in all steps, at most; null if the number is not known.
     total_bytes: Option<u64>,
+    /// The bytes in all steps, at least.
     total_bytes_least: u64,
 }
 
 /// A step. The first is step 1, with no step done before.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct StepRow {
+    /// Its number.
     pub step: u64,
-    /// The DiLoCo fragment that is sent after it, and the one that comes in: `all` or `fragment 2`.
+    /// The DiLoCo fragment that is sent after it: `all` or `fragment 2`.
     sent: Option<String>,
+    /// The DiLoCo fragment that comes in after it: `all` or `fragment 2`.
     applied: Option<String>,
     #[serde(flatten)]
     all: Moved,
+    /// The bytes of them that collectives in loops send, at most; null if the number is not known.
     moved_bytes_in_loops: Option<u64>,
     /// The time that the bytes need at the stated rate, by the model.
     pub seconds: Option<f64>,
