@@ -239,7 +239,8 @@ fn the_program_is_shown_in_every_form() {
     let text = folder.path().join("module.mlir");
     let text = text.to_str().expect("a path");
     prints(&["show", TEXT, "--emit", "stablehlo", "--full", "--output", text]);
-    assert_eq!(prints(&["show", artifact, "--full"]), prints(&["show", text, "--full"]));
+    // Only names in the module differ: a text may state a reducer that has none in an artifact.
+    assert!(prints(&["diff", artifact, text]).contains("they mean the same"));
     let page = prints(&["show", TEXT, "--emit", "html"]);
     assert!(page.starts_with("<!doctype html>") && !page.contains("http://") && !page.contains("https://"));
     let file = folder.path().join("module.pb");

@@ -80,6 +80,6 @@ fn locks_that_cannot_be_compared_are_refused() {
     refuses("HloModule step", "the first line is not \"# hlo-dump lock 1\"");
     refuses(&text.replace("\t4608", "\tmany"), "traffic.lock:5: this is no line of a lock");
     refuses(&text.replace("peak\t", "peak "), "traffic.lock:4: this is no line of a lock");
-    check_refused(&["check", STEP, "--lock", "no-such.lock"], "cannot read no-such.lock");
+    check_refused(&["check", STEP, "--lock", "no-such.lock"], "--lock no-such.lock: cannot open it");
     check_refused(&["lock", "tests/foreign/fsdp_mlp.unoptimized.txt"], "a lock is of the program of one device");
 }

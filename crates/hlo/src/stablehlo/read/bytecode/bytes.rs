@@ -162,7 +162,7 @@ impl<'a> Bytes<'a> {
         if !alignment.is_power_of_two() {
             return self.fault(format!("expected a power of two as alignment, found {alignment}"));
         }
-        while self.position as u64 % alignment != 0 && self.rest().first() == Some(&FILL) {
+        while !(self.position as u64).is_multiple_of(alignment) && self.rest().first() == Some(&FILL) {
             self.position += 1;
         }
         Ok(())

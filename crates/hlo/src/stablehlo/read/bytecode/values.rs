@@ -38,12 +38,8 @@ const OTHER: usize = 1;
 const CARRIED: usize = 2;
 
 /// The ops whose results have words of their own, and those words.
-const NAMED: [(&str, std::ops::Range<usize>); 4] = [
-    ("rng_bit_generator", 3..5),
-    ("batch_norm_training", 4..7),
-    ("batch_norm_grad", 7..10),
-    ("top_k", 10..12),
-];
+const NAMED: [(&str, std::ops::Range<usize>); 4] =
+    [("rng_bit_generator", 3..5), ("batch_norm_training", 4..7), ("batch_norm_grad", 7..10), ("top_k", 10..12)];
 
 /// How far the numbers of values have come. Regions beside each other go on from the same place.
 #[derive(Clone, Copy, Default)]
@@ -170,10 +166,9 @@ impl<'n> Names<'n, '_> {
     }
 
     fn is_named(&self, operation: &EncodedOperation, name: &str) -> bool {
-        self.file
-            .names
-            .get(operation.name as usize)
-            .is_some_and(|op| matches!(op.dialect, "stablehlo" | "vhlo" | "mhlo" | "chlo") && without_version(op.name) == name)
+        self.file.names.get(operation.name as usize).is_some_and(|op| {
+            matches!(op.dialect, "stablehlo" | "vhlo" | "mhlo" | "chlo") && without_version(op.name) == name
+        })
     }
 
     fn word(&mut self, word: usize, numbers: &mut Numbers) -> Span {

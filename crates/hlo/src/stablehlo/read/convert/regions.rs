@@ -337,10 +337,10 @@ fn scatter(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
 fn scan(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let operation = op.operation;
     let dimension = operation.integer(&["dimension"])?;
-    let num_carries = match op.integers(&["operandSegmentSizes", "operand_segment_sizes"])?.as_slice() {
-        &[_, carries] => carries,
+    let num_carries = match *op.integers(&["operandSegmentSizes", "operand_segment_sizes"])? {
+        [_, carries] => carries,
         // Bytecode leaves out zeros at the end.
-        &[_] => 0,
+        [_] => 0,
         _ => return operation.fault("expected the numbers of inputs and of carries as operandSegmentSizes"),
     };
     let is_reverse = operation.flag("is_reverse")?;
