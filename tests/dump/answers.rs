@@ -171,7 +171,7 @@ fn drawings_end() {
     assert!(refused.status == 2 && refused.err.contains("`--emit dot`"), "{}", refused.err);
 }
 
-/// What a compiler for TPUs says of a program that is too large, in a log; amounts by hand.
+/// The message of a compiler for TPUs about a program that is too large, in a log; amounts by hand.
 const TPU_MESSAGE: &str = "\
 step 0 is compiled
 jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 10.00G of 8.00G hbm. \
@@ -263,7 +263,7 @@ fn a_message_says_what_was_alive() {
     let live: Vec<_> = message["live"].as_array().expect("a list").iter().map(|row| row["name"].clone()).collect();
     assert_eq!(live, ["fusion.1", "fusion.2", "copy.3"]);
     assert_eq!(message["live"][0]["source"], "model.py:7");
-    // Two layers of 3 GiB, of which one is computed at a time; outputs that lie in no argument; tiles of 128 columns.
+    // Two layers of 3 GiB, one computed at a time; outputs that lie in no argument; tiles of 128 columns.
     let kinds = |kind: &str, of: &str, bytes: u64| (kind.to_owned(), of.to_owned(), bytes);
     let expected = [
         kinds("remat", "layers_*", 3 * GIB),
@@ -287,7 +287,7 @@ fn a_message_of_an_allocator() {
     let live = |field: &str| [0, 1].map(|nth| message["live"][nth][field].clone());
     assert_eq!(live("kind"), ["temporary", "argument"]);
     assert_eq!(live("shape"), ["f32[1024,262144]", "bf16[1024,262144]"]);
-    // 4 GiB in all, less the 3.5 that there are: half of the outputs lies in arguments.
+    // The 4 GiB in all, less the 3.5 of the device: half of the outputs lies in arguments.
     assert_eq!(remedies(&json), [("donation".to_owned(), String::new(), GIB / 2)]);
     // Values in quotes, as in a traceback, are the same.
     let quoted = format!("{GPU_MESSAGE:?}");

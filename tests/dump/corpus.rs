@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hlo_dump::Caller;
 
-/// What each command may take beside 20 times the size of a file.
+/// The memory that each command may take beside 20 times the size of a file.
 const MEMORY: u64 = 200 << 20;
 
 /// Each command with its options. The others run where the first one reads a file.

@@ -31,8 +31,8 @@ impl End {
     }
 }
 
-/// Whether an instruction of a fusion is the collective of a chain, or marks its start or end: values go through it, and
-/// the links move them.
+/// Whether an instruction of a fusion is the collective of a chain, or marks its start or end: values go through it,
+/// and the links move them.
 pub(super) fn is_in_chain(instruction: &HloInstructionProto) -> bool {
     matches!(instruction.custom_call_target.as_str(), "AsyncCollectiveStart" | "AsyncCollectiveDone")
         || attribute(instruction, "chain_id").is_some() && communication_of(instruction).is_some()

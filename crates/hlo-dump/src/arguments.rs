@@ -321,7 +321,8 @@ pub struct Overlap {
     /// The most rows to print; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 30, value_parser = parse_whole::<usize>)]
     pub limit: usize,
-    /// Writes the estimated step as a trace that ui.perfetto.dev opens: lanes for compute, waits and links, loops folded
+    /// Writes the estimated step as a trace that ui.perfetto.dev opens: lanes for compute, waits and links, with loops
+    /// folded
     #[arg(long, value_name = "FILE")]
     pub perfetto: Option<PathBuf>,
     /// Puts what this profile (*.xplane.pb) measured beside it in the trace. A profile that has its program can be the

@@ -50,7 +50,7 @@ struct Verdict {
     limit: String,
     /// Whether the program keeps it.
     passed: bool,
-    /// What broke it, each in words.
+    /// The violations, each in words.
     violations: Vec<String>,
 }
 

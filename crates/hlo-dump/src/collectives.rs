@@ -64,7 +64,7 @@ pub struct Grouped {
 
 #[derive(JsonSchema, Serialize)]
 struct Sum {
-    /// What its collectives have in common: the kind, axes, scope or source line.
+    /// The property that its collectives have in common: the kind, axes, scope or source line.
     name: String,
     /// The number of its collectives.
     collectives: usize,

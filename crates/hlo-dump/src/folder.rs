@@ -148,7 +148,7 @@ pub fn parts(name: &str) -> Option<(String, String, bool)> {
             || (word.len() == 4 && word.bytes().all(|byte| byte.is_ascii_digit()))
             || word.starts_with("after_")
             || word.starts_with("before_")
-            // What a compiler for TPUs leaves of a program that is too large.
+            // The files that a compiler for TPUs leaves of a program that is too large.
             || word == "oom_intermediate_module"
     };
     let at = words.iter().skip(1).position(|word| starts(word)).map_or(words.len(), |at| at + 1);

@@ -32,7 +32,7 @@ pub struct Loaded {
     pub module: HloModuleProto,
     pub config: Option<HloModuleConfigProto>,
     pub buffers: Option<BufferAssignmentProto>,
-    /// Of a dump folder: the program before XLA did anything, which states how arguments are split.
+    /// The stage that a dump folder has: the program before XLA did anything, which states how arguments are split.
     pub before: Option<PathBuf>,
     pub mesh: Option<Mesh>,
     pub devices: Devices,
@@ -65,7 +65,7 @@ pub struct AnswerOfInput<'a, T> {
 pub struct Described<'a> {
     /// The input, as it was given.
     input: &'a str,
-    /// What the input is: `HLO text`, `run config`, `program of a profile` and others.
+    /// The form of the input: `HLO text`, `run config`, `program of a profile` and others.
     form: &'a str,
     /// The name of the module.
     module: &'a str,

@@ -19,7 +19,7 @@ use crate::{memory, output, streams};
 
 const FIRST_LINE: &str = "# hlo-dump lock 1";
 
-/// Begins the line of a lock whose names are pseudonyms, and says of which kind.
+/// The beginning of the line that says which pseudonyms a lock has in place of names.
 const REDACTED: &str = "# redacted ";
 
 /// The traffic and memory of a program.
@@ -95,7 +95,7 @@ pub fn run(arguments: &arguments::Lock, json: bool) -> Result<()> {
 }
 
 impl TrafficLock {
-    /// The lock of a program, of which these are the collectives.
+    /// The lock of a program with these collectives.
     pub fn of(loaded: &Loaded, found: &ModuleCollectives) -> Result<TrafficLock> {
         if let Some(warning) = loaded.unpartitioned() {
             bail!("{}: {warning}; a lock is of the program of one device", loaded.name);

@@ -29,7 +29,7 @@ pub struct Answer<'a> {
     /// The message that the program ran out of memory, if the input has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     out_of_memory: Option<&'a OutOfMemory>,
-    /// What would be smaller, the most first; with `--remedies` or a message.
+    /// The remedies, the one that saves most first; with `--remedies` or a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedies: Option<&'a [Remedy]>,
 }
@@ -41,7 +41,7 @@ pub struct MessageAnswer<'a> {
     out_of_memory: &'a OutOfMemory,
     /// The bytes that are missing; null if it is not known how many there are.
     missing: Option<u64>,
-    /// What would be smaller, the most first.
+    /// The remedies, the one that saves most first.
     remedies: &'a [Remedy],
 }
 

@@ -33,7 +33,7 @@ impl CollectiveConfig {
         Some(CollectiveConfig { fields })
     }
 
-    /// The lists of a field; a number is a list by itself. `None` if there is no such field.
+    /// The lists of a field; a number is a list by itself. A field that is not there has `None`.
     pub fn rows(&self, key: &str) -> Option<&[Vec<i64>]> {
         self.fields.iter().find(|(name, _)| name == key).map(|(_, rows)| rows.as_slice())
     }
@@ -49,8 +49,8 @@ impl CollectiveConfig {
         rows.iter().filter_map(|pair| Some((*pair.first()?, *pair.get(1)?))).collect()
     }
 
-    /// The groups of devices. Groups of several sizes are filled up with -1, which is no device. `None` if there is no
-    /// such field.
+    /// The groups of devices. Groups of several sizes are filled up with -1, which is no device. A field that
+    /// is not there has `None`.
     pub fn groups(&self) -> Option<Vec<Vec<i64>>> {
         let group = |row: &Vec<i64>| row.iter().copied().filter(|&device| device != -1).collect();
         Some(self.rows("replica_groups")?.iter().map(group).collect())

@@ -42,7 +42,7 @@ words! {
         StableHlo = "StableHLO text",
         /// StableHLO or VHLO as MLIR bytecode, read as HLO.
         Bytecode = "MLIR bytecode",
-        /// What `jax.export` serializes, with bytecode in it, read as HLO.
+        /// A serialized `jax.export`, with bytecode in it, read as HLO.
         Export = "export of JAX",
         /// A serialized `HloModuleProto`.
         Module = "HloModuleProto",

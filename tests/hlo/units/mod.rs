@@ -2,6 +2,7 @@
 
 mod amount;
 mod axes;
+mod bytecode;
 mod chips;
 mod convolution;
 mod crossing;

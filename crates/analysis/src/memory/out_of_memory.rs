@@ -28,13 +28,13 @@ pub enum RanOutWhile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StatedBytes {
-    /// What it is the amount of.
+    /// The part of memory that it is the amount of.
     pub of: &'static str,
     /// The bytes, as exact as the message is.
     pub bytes: u64,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutOfMemory {
@@ -42,7 +42,7 @@ pub struct OutOfMemory {
     pub ran_out_while: RanOutWhile,
     /// The bytes that are needed: of the program, or of the allocation that failed.
     pub needed: u64,
-    /// The bytes that there are: of the device, or free when the allocation failed.
+    /// The bytes that the device has, or free when the allocation failed.
     pub there_is: Option<u64>,
     /// The memory that ran out, if it has a name: `hbm`; `vmem` and others on the chip have no remedies here.
     pub space: Option<String>,
@@ -65,8 +65,8 @@ impl OutOfMemory {
     }
 }
 
-/// The beginning of a message: the text before the number that is needed, the text between it and the number that there
-/// is, and where memory ran out.
+/// The beginnings of messages. Each has the text before the bytes that are needed, the text between them and the bytes
+/// of the device, and where memory ran out.
 const HEADS: [(&str, &str, RanOutWhile); 9] = [
     ("Used ", " of ", RanOutWhile::Compiling),
     ("Ran out of memory on HBM, the total memory required for ", "exceeds available HBM (", RanOutWhile::Compiling),

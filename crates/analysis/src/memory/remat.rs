@@ -1,4 +1,4 @@
-//! What rematerialization of a named scope would save.
+//! The memory that rematerialization of a named scope would save.
 //!
 //! JAX states in `op_name` which instructions belong to the backward pass: `transpose(jvp(layer))/mlp/dot_general`. A
 //! value that the forward pass makes and the backward pass reads is saved in between. `jax.checkpoint` of its scope
@@ -45,7 +45,7 @@ fn is_backward(name: &str) -> bool {
 
 /// Returns the names of the scopes of an `op_name`, without those that JAX adds for its own transformations.
 pub(super) fn names(op_name: &str) -> Vec<&str> {
-    /// What JAX calls the parts of its control flow and of differentiated functions.
+    /// The names that JAX gives the parts of its control flow and of differentiated functions.
     const OWN: [&str; 11] = [
         "while",
         "body",
@@ -383,7 +383,7 @@ impl Scopes {
         let mut changed = Vec::new();
         for value in saved {
             let is_other = |&reader: &u32| {
-                // What has no scope reads for others that have one.
+                // An instruction without a scope reads for others that have one.
                 let reader = &self.all[reader as usize].names;
                 !reader.is_empty() && !reader.starts_with(names(value))
             };

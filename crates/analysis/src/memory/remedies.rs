@@ -1,4 +1,4 @@
-//! What would make a program need less memory, and how much less.
+//! The changes that make a program need less memory, and how much less.
 //!
 //! Each remedy is applied to the module or to its values, and the peak computed again: [`Remedy::saves`] is the
 //! difference, also where the peak moves to another instruction. A compiler that gets the changed program fuses and
@@ -41,7 +41,7 @@ pub enum RemedyKind {
 pub struct Remedy {
     /// The way.
     pub kind: RemedyKind,
-    /// What it is applied to: a scope, in which numbers are `*`; an argument; an array.
+    /// The part of the program that it is applied to: a scope, in which numbers are `*`; an argument; an array.
     pub of: String,
     /// The mesh axis, if it is one of a mesh axis.
     pub axis: Option<String>,
@@ -199,7 +199,7 @@ fn split_arguments(module: &HloModuleProto, stated: &HloModuleProto, mesh: &Mesh
     for (number, parameter) in parameters(stated) {
         let Some((sharding, shape)) = parameter.sharding.as_deref().zip(parameter.shape.as_ref()) else { continue };
         let Some(axes) = axes_of(sharding, shape.dimensions.len(), mesh) else { continue };
-        // What a device holds: the compiled module says so, if there is one.
+        // The memory of a device: the compiled module says so, if there is one.
         let held = shapes.get(&number).and_then(|it| it.shape.as_ref()).unwrap_or(shape);
         let bytes = padded_bytes(held).or_else(|| shape_bytes(held)).unwrap_or(0);
         for axis in mesh.axes().filter(|&axis| mesh.size(axis) > 1) {

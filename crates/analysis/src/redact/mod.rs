@@ -2,8 +2,8 @@
 //!
 //! Each word that no compiler writes by itself gets a pseudonym, the same one everywhere: so instructions still belong
 //! to their profile, scopes keep their nesting, and the layers of a stack, which differ by a number behind their name,
-//! still look alike. Shapes, element types, opcodes, shardings, the names of mesh axes, numbers and the wiring stay, and
-//! with them every figure of an analysis.
+//! still look alike. Shapes, element types, opcodes, shardings, the names of mesh axes, numbers and the wiring stay,
+//! and with them every figure of an analysis.
 //!
 //! A pseudonym is a number in the order in which names are met, and says nothing of the name; or it is a digest of the
 //! name and of a key, and so the same in every program and at every time.

@@ -60,7 +60,7 @@ pub fn run(program: &clap::Command) -> Result<()> {
         output::bytes_as_they_are(&answers)?;
         served
     });
-    // A command that still runs has nobody to answer.
+    // No client is left for a command that still runs.
     runtime.shutdown_background();
     served
 }
@@ -176,7 +176,8 @@ impl ServerHandler for Server {
     }
 }
 
-/// A transport that passes over what is no request until the client introduces itself. A server that got it would end.
+/// A transport that passes over lines which are no request until the client introduces itself.
+/// Such a line would end the server.
 struct Begins<T> {
     transport: T,
     has_begun: bool,

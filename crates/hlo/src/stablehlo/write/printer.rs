@@ -33,7 +33,7 @@ pub(super) enum Name {
 }
 
 impl Name {
-    /// The name of all results together of which it is one.
+    /// The name of all results of its op together.
     pub(super) fn of_all(self) -> Name {
         match self {
             Name::OneOf(number, _) => Name::Result(number),
@@ -152,7 +152,7 @@ pub(super) struct Signature {
     pub(super) results: Vec<(Type, Attributes)>,
 }
 
-/// What a module is written as, part by part: text or bytecode.
+/// The form of a module that is written, part by part: text or bytecode.
 pub(super) trait Sink {
     fn open_module(&mut self, name: &str, attributes: &Attributes) -> Result<()>;
     fn open_function(&mut self, signature: &Signature) -> Result<()>;

@@ -114,7 +114,7 @@ impl<'a> Bytes<'a> {
         Ok((number >> 1) as i64 ^ -((number & 1) as i64))
     }
 
-    /// A list of which only what is not 0 may be written, each with its place.
+    /// A list; a writer may leave out its zeros, and then each number has its place.
     pub(super) fn sparse(&mut self) -> Result<Vec<i64>> {
         let (count, is_sparse) = self.flagged()?;
         if count > self.left() as u64 {
@@ -123,7 +123,7 @@ impl<'a> Bytes<'a> {
         if !is_sparse {
             return (0..count).map(|_| self.number().map(|number| number as i64)).collect();
         }
-        /// What an op has as segments is not more than its operands, and MLIR writes few of many sparsely.
+        /// An op has no more segments than operands, and MLIR writes only short lists sparsely.
         const MOST: usize = 256;
         let width = if count > 0 { self.number()?.min(63) } else { 0 };
         let mut values = Vec::new();

@@ -19,58 +19,16 @@ use half::{bf16, f16};
 use super::super::super::names;
 use super::bytes::Bytes;
 use super::sdy;
-use super::texts::Texts;
+use super::texts::Encoding::{Own, Text, Words};
+use super::texts::{Encoding, EncodingTables, Texts, integer_type, write_float};
 use crate::parse::Result;
 use crate::small_float::SmallFloat;
 
-/// How an attribute or a type is encoded.
-#[derive(Clone, Copy)]
-pub(in crate::stablehlo) enum Encoding {
-    /// A template.
-    Text(&'static str),
-    /// One of these words in the place of `%`.
-    Words(&'static str, &'static [&'static str]),
-    /// As only this kind is.
-    Own(for<'a> fn(&mut Texts<'a, '_>, &mut Bytes<'a>) -> Result<()>),
-}
-
-use Encoding::{Own, Text, Words};
-
-pub(super) const DICTIONARY: u64 = BUILTIN_CODES.dictionary;
-pub(in crate::stablehlo) const UNIT: u8 = 7;
-pub(super) const RESOURCE: u64 = 16;
-pub(super) const DENSE: u64 = BUILTIN_CODES.dense;
-pub(super) const VHLO_TENSOR: u64 = VHLO_CODES.dense;
-pub(in crate::stablehlo) const INTEGER_TYPE: u64 = 0;
-
-/// The numbers of a dialect's kinds that its tables have no template for.
-pub(in crate::stablehlo) struct OwnCodes {
-    pub(in crate::stablehlo) dictionary: u64,
-    pub(in crate::stablehlo) integer: u64,
-    pub(in crate::stablehlo) float: u64,
-    pub(in crate::stablehlo) dense: u64,
-    /// The types of arrays, without an encoding and with one.
-    pub(in crate::stablehlo) tensors: [u64; 2],
-}
-
-pub(in crate::stablehlo) const BUILTIN_CODES: OwnCodes =
-    OwnCodes { dictionary: 1, integer: 8, float: 9, dense: 18, tensors: [13, 14] };
-pub(in crate::stablehlo) const VHLO_CODES: OwnCodes =
-    OwnCodes { dictionary: 6, integer: 9, float: 8, dense: 15, tensors: [20, 21] };
-
-/// The numbers of kinds that only MLIR's own dialect has: a symbol, an array of numbers, and those of locations.
-pub(in crate::stablehlo) mod builtin {
-    pub(in crate::stablehlo) const SYMBOL: u64 = 4;
-    pub(in crate::stablehlo) const CALL_SITE: u64 = 10;
-    pub(in crate::stablehlo) const FILE: u64 = 11;
-    pub(in crate::stablehlo) const FUSED: u64 = 12;
-    pub(in crate::stablehlo) const NAMED: u64 = 14;
-    pub(in crate::stablehlo) const UNKNOWN: u64 = 15;
-    pub(in crate::stablehlo) const ARRAY: u64 = 17;
-}
+/// The encodings of all dialects.
+pub(super) const TABLES: EncodingTables = EncodingTables { attribute, of_type, around };
 
 /// The encoding of an attribute of a dialect.
-pub(super) fn attribute(dialect: &str, code: u64) -> Option<Encoding> {
+fn attribute(dialect: &str, code: u64) -> Option<Encoding> {
     let table = match dialect {
         "builtin" => BUILTIN,
         "vhlo" => VHLO,
@@ -83,7 +41,7 @@ pub(super) fn attribute(dialect: &str, code: u64) -> Option<Encoding> {
 }
 
 /// The encoding of a type of a dialect.
-pub(super) fn of_type(dialect: &str, code: u64) -> Option<Encoding> {
+fn of_type(dialect: &str, code: u64) -> Option<Encoding> {
     let table = match dialect {
         "builtin" => BUILTIN_TYPES,
         "vhlo" => VHLO_TYPES,
@@ -91,6 +49,11 @@ pub(super) fn of_type(dialect: &str, code: u64) -> Option<Encoding> {
         _ => return None,
     };
     table.get(usize::try_from(code).ok()?).copied().filter(|encoding| !matches!(encoding, Text("")))
+}
+
+/// The text around an attribute of a kind where it stands alone.
+fn around(dialect: &str, code: u64) -> (&'static str, &'static str) {
+    if dialect == "sdy" { sdy::around(code) } else { ("", "") }
 }
 
 const DIRECTIONS: &[&str] = &["EQ", "NE", "GE", "GT", "LE", "LT"];
@@ -370,33 +333,6 @@ fn float<'a>(texts: &mut Texts<'a, '_>, bytes: &mut Bytes<'a>) -> Result<()> {
     Ok(())
 }
 
-/// A number with six digits after the point if it is one, else with as many as it needs; bits where it is no number.
-pub(super) fn write_float(text: &mut String, value: f64, name: &str) {
-    if !value.is_finite() {
-        let bits = match name {
-            "f64" => value.to_bits(),
-            "f16" => f16::from_f64(value).to_bits().into(),
-            "bf16" => bf16::from_f64(value).to_bits().into(),
-            _ => (value as f32).to_bits().into(),
-        };
-        _ = write!(text, "0x{bits:X}");
-        return;
-    }
-    let is_single = name != "f64";
-    let short = format!("{value:.6e}");
-    let same = short.parse::<f64>().is_ok_and(|read| match is_single {
-        true => read as f32 == value as f32,
-        false => read == value,
-    });
-    if !same {
-        _ = if is_single { write!(text, "{:?}", value as f32) } else { write!(text, "{value:?}") };
-        return;
-    }
-    let (digits, exponent) = short.split_once('e').unwrap_or((&short, "0"));
-    let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |exponent| ('-', exponent));
-    _ = write!(text, "{digits}e{sign}{exponent:0>2}");
-}
-
 /// `dense_resource<name> : tensor<2xf32>`
 fn resource<'a>(texts: &mut Texts<'a, '_>, bytes: &mut Bytes<'a>) -> Result<()> {
     let shape = bytes.index()?;
@@ -452,17 +388,6 @@ fn dense<'a>(texts: &mut Texts<'a, '_>, bytes: &mut Bytes<'a>) -> Result<()> {
     }
     texts.text.push_str("\"> : ");
     texts.write_type(shape, bytes.here())
-}
-
-/// The name of a type of integers.
-pub(super) fn integer_type(bytes: &mut Bytes<'_>) -> Result<String> {
-    let both = bytes.number()?;
-    let sign = match both & 3 {
-        0 => "i",
-        1 => "si",
-        _ => "ui",
-    };
-    Ok(format!("{sign}{}", both >> 2))
 }
 
 fn write_integer_type<'a>(texts: &mut Texts<'a, '_>, bytes: &mut Bytes<'a>) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What `jax.export` serializes: a flatbuffer, one of whose fields is a module as bytecode.
+//! The file that `jax.export` serializes: a flatbuffer, one of whose fields is a module as bytecode.
 
 use super::MAGIC;
 

@@ -6,7 +6,7 @@ use crate::parse::{Memory, Result, fault};
 /// The newest version of the format that is known: the first is 0.
 const NEWEST: u64 = 6;
 
-/// What came with which version of the format.
+/// The versions of the format that brought each part of it.
 pub(in crate::stablehlo) mod since {
     pub(in super::super) const DIALECT_VERSIONS: u64 = 1;
     pub(in super::super) const REGION_SECTIONS: u64 = 2;
@@ -48,6 +48,19 @@ pub(in crate::stablehlo) struct OpName<'a> {
     pub(in crate::stablehlo) name: &'a str,
     /// Whether the writer knew its properties, and not only an attribute that has them.
     pub(in crate::stablehlo) is_registered: bool,
+}
+
+/// The name of an op without its version in VHLO: `add` of `add_v1`.
+pub(super) fn without_version(name: &str) -> &str {
+    match name.rsplit_once("_v") {
+        Some((name, version)) if version.parse::<u32>().is_ok() => name,
+        _ => name,
+    }
+}
+
+/// Whether an op only says that a type of VHLO is one of another dialect: a text has none of them.
+pub(super) fn is_cast(op: &OpName<'_>) -> bool {
+    op.dialect == "builtin" && op.name == "unrealized_conversion_cast"
 }
 
 /// The elements of a constant, which stand beside the program.

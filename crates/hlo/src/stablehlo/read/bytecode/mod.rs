@@ -17,10 +17,11 @@ pub(in crate::stablehlo) mod dialects;
 mod error;
 mod export;
 pub(in crate::stablehlo) mod file;
+pub(in crate::stablehlo) mod kinds;
 pub(in crate::stablehlo) mod properties;
 pub(in crate::stablehlo) mod regions;
 mod sdy;
-mod texts;
+pub(in crate::stablehlo) mod texts;
 pub(in crate::stablehlo) mod tree;
 mod values;
 
@@ -34,8 +35,8 @@ use super::parser::Parser;
 use crate::parse::{Fault, Memory, Result, TextLimits};
 use crate::proto::HloModuleProtoWithConfig;
 use bytes::Bytes;
-use dialects::builtin;
 use file::File;
+use kinds::builtin;
 use texts::Texts;
 
 /// The bytes that MLIR bytecode begins with.
@@ -53,7 +54,7 @@ pub(crate) fn read_with(
     let memory = Memory::of(content.len(), limits.memory_ratio.saturating_mul(DENSER), limits.memory_bytes);
     let error = |fault: Box<Fault>| BytecodeError::at(fault.position, fault.message);
     let file = File::new(content, &memory).map_err(error)?;
-    let mut texts = Texts::new(&file, &memory).map_err(error)?;
+    let mut texts = Texts::new(&file, dialects::TABLES, &memory).map_err(error)?;
     let encoded = regions::read(&mut texts).map_err(error)?;
     let Texts { mut text, attributes: known, types, .. } = texts;
     let mut name = |op: &file::OpName<'_>| {

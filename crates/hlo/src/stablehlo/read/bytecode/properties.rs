@@ -3,11 +3,11 @@
 use super::file::OpName;
 
 /// The names of the properties of an op. A `?` follows one that may be left out, a `+` one that older writers do not
-/// know, a `*` the sizes of segments. `None` for an op that is not known.
+/// know, a `*` the sizes of segments. An op that is not known has `None`.
 pub(in crate::stablehlo) fn of(op: &OpName<'_>) -> Option<&'static str> {
     let find = |name: &str| TABLE.iter().find(|(op, _)| *op == name).map(|(_, names)| *names);
     let full = format!("{}.{}", op.dialect, op.name);
-    let without_version = super::tree::without_version(op.name);
+    let without_version = super::file::without_version(op.name);
     let broadcasts = op.dialect == "chlo" && op.name.starts_with("broadcast_");
     // The first forms of functions of one number have nothing but an operand.
     let is_first = op.dialect == "vhlo" && op.name.ends_with("_v1");

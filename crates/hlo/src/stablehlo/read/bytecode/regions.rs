@@ -51,7 +51,7 @@ pub(in crate::stablehlo) struct EncodedRegion {
 }
 
 /// Names and values of attributes: the name is text of the file, or of the table of properties.
-pub(super) type Pairs<'a> = Vec<(&'a str, u32)>;
+pub(super) type AttributePairs<'a> = Vec<(&'a str, u32)>;
 
 /// All that the ops of a file are made of.
 #[derive(Default)]
@@ -61,7 +61,7 @@ pub(super) struct Encoded<'a> {
     /// The type of each value.
     pub(super) types: Vec<u32>,
     /// Lists of attributes, each once: dictionaries and properties.
-    pub(super) lists: Vec<Pairs<'a>>,
+    pub(super) lists: Vec<AttributePairs<'a>>,
 }
 
 /// The values that are in sight.
@@ -187,7 +187,7 @@ impl<'a> Regions<'a, '_, '_> {
         Ok(())
     }
 
-    /// The regions of an op. Those that see no values around them stand in a section of their own.
+    /// The regions of an op. Regions that see no values around them stand in a section of their own.
     fn regions(&mut self, bytes: &mut Bytes<'a>, scope: &mut Scope) -> Result<Vec<EncodedRegion>> {
         if self.depth >= NESTING {
             return bytes.fault(format!("regions are nested more than {NESTING} levels deep"));
@@ -272,7 +272,7 @@ impl<'a> Regions<'a, '_, '_> {
         if let Some(&place) = self.dictionaries.get(&index) {
             return Ok(place);
         }
-        let mut pairs = Pairs::new();
+        let mut pairs = AttributePairs::new();
         for (name, value) in self.texts.dictionary(index, position)? {
             let Ok(name) = std::str::from_utf8(name) else { return fault(position, "expected a name in UTF-8") };
             pairs.push((name, value));
@@ -282,7 +282,7 @@ impl<'a> Regions<'a, '_, '_> {
         Ok(place)
     }
 
-    fn add(&mut self, pairs: Pairs<'a>, position: usize) -> Result<u32> {
+    fn add(&mut self, pairs: AttributePairs<'a>, position: usize) -> Result<u32> {
         for (_, value) in &pairs {
             self.texts.know(*value, position)?;
         }
@@ -317,7 +317,7 @@ impl<'a> Regions<'a, '_, '_> {
                         ),
                     );
                 };
-                let mut pairs = Pairs::new();
+                let mut pairs = AttributePairs::new();
                 let is_older = names.contains('+') && bytes.numbers() < names.split(' ').count();
                 for name in names.split(' ') {
                     let name = match name.strip_suffix('+') {

@@ -1,7 +1,7 @@
 //! How Shardy encodes its attributes. One in another stands there without its name, as MLIR prints it.
 
 use super::bytes::Bytes;
-use super::dialects::Encoding::{self, Own, Text};
+use super::texts::Encoding::{self, Own, Text};
 use super::texts::Texts;
 use crate::parse::Result;
 

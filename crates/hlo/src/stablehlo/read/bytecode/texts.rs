@@ -1,25 +1,26 @@
 //! Attributes and types as the text that MLIR prints for them.
 //!
-//! A file has each attribute once, however many ops carry it, so that its text costs little; and the reader of StableHLO
-//! text makes a value of it, as of any other. What is large, the elements of constants, stays bytes.
+//! A file has each attribute once, however many ops carry it, so that its text costs little; and the reader of
+//! StableHLO text makes a value of it, as of any other. The elements of constants stay bytes.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
+use half::{bf16, f16};
+
 use super::super::lexer::Span;
 use super::bytes::Bytes;
-use super::dialects::{self, Encoding};
 use super::file::{Entry, File};
-use super::sdy;
+use super::kinds;
 use crate::parse::{Memory, Result, fault};
 
 /// How deep attributes and types may nest: their nesting is also one of this reader's calls.
 const NESTING: usize = 100;
 
 /// The bytes of an attribute that has no value.
-const UNIT: &[u8] = &[dialects::UNIT << 1 | 1];
+const UNIT: &[u8] = &[kinds::UNIT << 1 | 1];
 
-/// What is known of an attribute.
+/// The knowledge of an attribute.
 #[derive(Clone, Copy)]
 pub(super) enum Known<'a> {
     Nothing,
@@ -32,7 +33,31 @@ pub(super) enum Known<'a> {
     },
 }
 
+/// How an attribute or a type is encoded.
+#[derive(Clone, Copy)]
+pub(in crate::stablehlo) enum Encoding {
+    /// A template.
+    Text(&'static str),
+    /// One of these words in the place of `%`.
+    Words(&'static str, &'static [&'static str]),
+    /// As only this kind is.
+    Own(for<'a> fn(&mut Texts<'a, '_>, &mut Bytes<'a>) -> Result<()>),
+}
+
+/// The encoding of a kind of a dialect.
+type EncodingOf = fn(&str, u64) -> Option<Encoding>;
+
+/// The encodings of all dialects.
+#[derive(Clone, Copy)]
+pub(super) struct EncodingTables {
+    pub(super) attribute: EncodingOf,
+    pub(super) of_type: EncodingOf,
+    /// The text around an attribute of a kind where it stands alone.
+    pub(super) around: fn(&str, u64) -> (&'static str, &'static str),
+}
+
 pub(in crate::stablehlo) struct Texts<'a, 'f> {
+    tables: EncodingTables,
     pub(super) file: &'f File<'a>,
     pub(super) memory: &'f Memory,
     pub(super) text: String,
@@ -42,10 +67,11 @@ pub(in crate::stablehlo) struct Texts<'a, 'f> {
 }
 
 impl<'a, 'f> Texts<'a, 'f> {
-    pub(super) fn new(file: &'f File<'a>, memory: &'f Memory) -> Result<Texts<'a, 'f>> {
+    pub(super) fn new(file: &'f File<'a>, tables: EncodingTables, memory: &'f Memory) -> Result<Texts<'a, 'f>> {
         let (attributes, types) = (file.attributes.len(), file.types.len());
         memory.take(attributes * size_of::<Known<'_>>() + types * size_of::<Option<Span>>(), 0)?;
         Ok(Texts {
+            tables,
             file,
             memory,
             text: String::new(),
@@ -117,12 +143,12 @@ impl<'a, 'f> Texts<'a, 'f> {
         let Some((code, mut bytes)) = code(entry)? else { return Ok(None) };
         let position = bytes.here();
         match (entry.dialect, code) {
-            ("builtin", dialects::DENSE) | ("vhlo", dialects::VHLO_TENSOR) => {
+            ("builtin", kinds::DENSE) | ("vhlo", kinds::VHLO_TENSOR) => {
                 let shape = bytes.index()?;
                 let size = bytes.number()?;
                 Ok(Some(Known::Elements { shape, elements: bytes.take(size)?, position }))
             }
-            ("builtin", dialects::RESOURCE) => {
+            ("builtin", kinds::RESOURCE) => {
                 let shape = bytes.index()?;
                 let index = bytes.index()?;
                 match self.file.resources.get(index as usize) {
@@ -143,9 +169,9 @@ impl<'a, 'f> Texts<'a, 'f> {
             return self.copy(span, position);
         }
         let start = self.text.len();
-        let (before, after) = match (entry.dialect, code(entry)?) {
-            ("sdy", Some((code, _))) => sdy::around(code),
-            _ => ("", ""),
+        let (before, after) = match code(entry)? {
+            Some((code, _)) => (self.tables.around)(entry.dialect, code),
+            None => ("", ""),
         };
         self.text.push_str(before);
         self.write_inner(entry, position)?;
@@ -164,7 +190,7 @@ impl<'a, 'f> Texts<'a, 'f> {
 
     fn write_inner(&mut self, entry: Entry<'a>, position: usize) -> Result<()> {
         let start = self.text.len();
-        self.nested(position, |texts| texts.write_entry(entry, dialects::attribute, "attribute"))?;
+        self.nested(position, |texts| texts.write_entry(entry, texts.tables.attribute, "attribute"))?;
         self.memory.take(self.text.len() - start, position)
     }
 
@@ -175,7 +201,7 @@ impl<'a, 'f> Texts<'a, 'f> {
             return self.copy(span, position);
         }
         let start = self.text.len();
-        self.nested(position, |texts| texts.write_entry(entry, dialects::of_type, "type"))?;
+        self.nested(position, |texts| texts.write_entry(entry, texts.tables.of_type, "type"))?;
         self.memory.take(self.text.len() - start, position)?;
         self.types[index as usize] = Some(Span { start, end: self.text.len() });
         Ok(())
@@ -197,12 +223,7 @@ impl<'a, 'f> Texts<'a, 'f> {
         result
     }
 
-    fn write_entry(
-        &mut self,
-        entry: Entry<'a>,
-        encoding: impl FnOnce(&str, u64) -> Option<Encoding>,
-        what: &str,
-    ) -> Result<()> {
+    fn write_entry(&mut self, entry: Entry<'a>, encoding: EncodingOf, what: &str) -> Result<()> {
         let mut bytes = entry.bytes;
         let Some((code, own)) = code(entry)? else {
             self.text.push_str(bytes.text()?);
@@ -263,7 +284,7 @@ impl<'a, 'f> Texts<'a, 'f> {
                 }
                 "d" => {
                     let value = f64::from_bits(bytes.signed()? as u64);
-                    dialects::write_float(&mut self.text, value, "f64");
+                    write_float(&mut self.text, value, "f64");
                 }
                 "t" => {
                     let index = bytes.index()?;
@@ -373,7 +394,7 @@ impl<'a, 'f> Texts<'a, 'f> {
     /// The names and values of a dictionary.
     pub(super) fn dictionary(&self, index: u32, position: usize) -> Result<Vec<(&'a [u8], u32)>> {
         let entry = self.attribute_entry(index, position)?;
-        let Some(("builtin", (dialects::DICTIONARY, mut bytes))) = code(entry)?.map(|own| (entry.dialect, own)) else {
+        let Some(("builtin", (kinds::DICTIONARY, mut bytes))) = code(entry)?.map(|own| (entry.dialect, own)) else {
             return fault(position, format!("expected a dictionary as attribute {index}"));
         };
         let count = bytes.count()?;
@@ -391,8 +412,8 @@ impl<'a, 'f> Texts<'a, 'f> {
         let mut bytes = entry.bytes;
         let Some((code, own)) = code(entry)? else { return bytes.text().map(Cow::Borrowed) };
         bytes = own;
-        match (entry.dialect, dialects::of_type(entry.dialect, code)) {
-            ("builtin", _) if code == dialects::INTEGER_TYPE => dialects::integer_type(&mut bytes).map(Cow::Owned),
+        match (entry.dialect, (self.tables.of_type)(entry.dialect, code)) {
+            ("builtin", _) if code == kinds::INTEGER_TYPE => integer_type(&mut bytes).map(Cow::Owned),
             (_, Some(Encoding::Text(name))) if !name.contains('%') => Ok(Cow::Borrowed(name)),
             _ => fault(position, "expected a type of numbers"),
         }
@@ -406,4 +427,42 @@ pub(super) fn code(entry: Entry<'_>) -> Result<Option<(u64, Bytes<'_>)>> {
         true => Ok(Some((bytes.number()?, bytes))),
         false => Ok(None),
     }
+}
+
+/// The name of a type of integers.
+pub(super) fn integer_type(bytes: &mut Bytes<'_>) -> Result<String> {
+    let both = bytes.number()?;
+    let sign = match both & 3 {
+        0 => "i",
+        1 => "si",
+        _ => "ui",
+    };
+    Ok(format!("{sign}{}", both >> 2))
+}
+
+/// A number with six digits after the point if it is one, else with as many as it needs; bits where it is no number.
+pub(super) fn write_float(text: &mut String, value: f64, name: &str) {
+    if !value.is_finite() {
+        let bits = match name {
+            "f64" => value.to_bits(),
+            "f16" => f16::from_f64(value).to_bits().into(),
+            "bf16" => bf16::from_f64(value).to_bits().into(),
+            _ => (value as f32).to_bits().into(),
+        };
+        _ = write!(text, "0x{bits:X}");
+        return;
+    }
+    let is_single = name != "f64";
+    let short = format!("{value:.6e}");
+    let same = short.parse::<f64>().is_ok_and(|read| match is_single {
+        true => read as f32 == value as f32,
+        false => read == value,
+    });
+    if !same {
+        _ = if is_single { write!(text, "{:?}", value as f32) } else { write!(text, "{value:?}") };
+        return;
+    }
+    let (digits, exponent) = short.split_once('e').unwrap_or((&short, "0"));
+    let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |exponent| ('-', exponent));
+    _ = write!(text, "{digits}e{sign}{exponent:0>2}");
 }

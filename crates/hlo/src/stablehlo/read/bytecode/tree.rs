@@ -8,7 +8,7 @@ use super::super::literal::DenseBody;
 use super::super::operation::{Argument, Operand, Operation, Region};
 use super::super::parser::{Parser, of_today};
 use super::super::types::Types;
-use super::file::{File, OpName};
+use super::file::{File, OpName, is_cast, without_version};
 use super::regions::{Encoded, EncodedOperation, EncodedRegion, ValueNumber};
 use super::texts::Known;
 use super::values::ValueName;
@@ -85,20 +85,7 @@ const APPLIED: [&str; 7] = ["add", "and", "maximum", "minimum", "multiply", "or"
 /// The orders of dimensions of a custom call; a text leaves out both where neither has any.
 const LAYOUTS: [&str; 2] = ["operand_layouts", "result_layouts"];
 
-/// The name of an op without its version in VHLO: `add` of `add_v1`.
-pub(super) fn without_version(name: &str) -> &str {
-    match name.rsplit_once("_v") {
-        Some((name, version)) if version.parse::<u32>().is_ok() => name,
-        _ => name,
-    }
-}
-
-/// Whether an op only says that a type of VHLO is one of another dialect: a text has none of them.
-pub(super) fn is_cast(op: &OpName<'_>) -> bool {
-    op.dialect == "builtin" && op.name == "unrealized_conversion_cast"
-}
-
-/// The name of an op in a text. What returns from a function is told from other ops by where it stands.
+/// The name of an op in a text. A return from a function differs from other returns only by its place.
 pub(super) fn name_today(op: &OpName<'_>) -> String {
     match (op.dialect, without_version(op.name)) {
         ("vhlo", name @ ("func" | "call")) => format!("func.{name}"),
@@ -121,7 +108,7 @@ pub(super) struct Tree<'t, 'p> {
     /// Attributes and types that are read, each with its size.
     pub(super) attributes: Vec<Option<(Attribute<'t>, usize)>>,
     pub(super) shapes: Vec<Option<ShapeProto>>,
-    /// What is added to places in the file: they are after those in the text.
+    /// The offset of places in the file: they are after those in the text.
     pub(super) offset: usize,
 }
 

@@ -4,9 +4,8 @@
 use std::fmt::Write;
 
 use super::super::lexer::Span;
-use super::file::File;
+use super::file::{File, is_cast, without_version};
 use super::regions::{Encoded, EncodedOperation, EncodedRegion, ValueNumber};
-use super::tree::{is_cast, without_version};
 use crate::parse::{Memory, Result};
 
 /// The name of a value, and its number among the results of its op.
@@ -43,7 +42,7 @@ const NAMED: [(&str, std::ops::Range<usize>); 4] =
 
 /// How far the numbers of values have come. Regions beside each other go on from the same place.
 #[derive(Clone, Copy, Default)]
-struct Numbers {
+struct NameCounters {
     value: usize,
     argument: usize,
     conflict: usize,
@@ -51,7 +50,7 @@ struct Numbers {
     taken: [bool; WORDS.len()],
 }
 
-struct Names<'n, 'a> {
+struct ValueNames<'n, 'a> {
     file: &'n File<'a>,
     encoded: &'n Encoded<'a>,
     types: &'n [Option<Span>],
@@ -72,9 +71,9 @@ pub(super) fn name<'a>(
     let count = encoded.types.len();
     memory.take(count.saturating_mul(size_of::<ValueName>() + size_of::<Span>()), 0)?;
     let unnamed = ValueName { span: Span { start: 0, end: 0 }, number: 0 };
-    let mut names = Names { file, encoded, types, text, numbers: Vec::new(), names: vec![unnamed; count] };
+    let mut names = ValueNames { file, encoded, types, text, numbers: Vec::new(), names: vec![unnamed; count] };
     let mut waiting = Vec::new();
-    let mut numbers = Numbers::default();
+    let mut numbers = NameCounters::default();
     names.block(&encoded.operations, &mut numbers, &mut waiting);
     while let Some((region, is_loop, mut numbers)) = waiting.pop() {
         names.arguments(region, is_loop, &mut numbers);
@@ -84,11 +83,11 @@ pub(super) fn name<'a>(
 }
 
 /// A region whose values have no names yet, and whether it is one of a loop.
-type Waiting<'n> = Vec<(&'n EncodedRegion, bool, Numbers)>;
+type Waiting<'n> = Vec<(&'n EncodedRegion, bool, NameCounters)>;
 
-impl<'n> Names<'n, '_> {
-    /// Names the results of ops. Their regions go on after the last one.
-    fn block(&mut self, operations: &'n [EncodedOperation], numbers: &mut Numbers, waiting: &mut Waiting<'n>) {
+impl<'n> ValueNames<'n, '_> {
+    /// ValueNames the results of ops. Their regions go on after the last one.
+    fn block(&mut self, operations: &'n [EncodedOperation], numbers: &mut NameCounters, waiting: &mut Waiting<'n>) {
         for operation in operations {
             let results = operation.results.clone();
             if self.file.names.get(operation.name as usize).is_some_and(is_cast) {
@@ -124,7 +123,7 @@ impl<'n> Names<'n, '_> {
         }
     }
 
-    fn arguments(&mut self, region: &EncodedRegion, is_loop: bool, numbers: &mut Numbers) {
+    fn arguments(&mut self, region: &EncodedRegion, is_loop: bool, numbers: &mut NameCounters) {
         for value in region.arguments.clone() {
             let span = match is_loop {
                 true => self.word(CARRIED, numbers),
@@ -171,7 +170,7 @@ impl<'n> Names<'n, '_> {
         })
     }
 
-    fn word(&mut self, word: usize, numbers: &mut Numbers) -> Span {
+    fn word(&mut self, word: usize, numbers: &mut NameCounters) -> Span {
         let start = self.text.len();
         self.text.push_str(WORDS[word]);
         if std::mem::replace(&mut numbers.taken[word], true) {

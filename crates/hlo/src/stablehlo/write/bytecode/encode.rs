@@ -11,9 +11,9 @@ use crate::parse::{self, Memory};
 use crate::proto::PrimitiveType;
 use crate::shape::element_count;
 use crate::stablehlo::read::attribute::{Attribute, Attributes, Value};
-use crate::stablehlo::read::bytecode::dialects::{
-    self, BUILTIN, BUILTIN_CODES, BUILTIN_TYPES, Encoding, OwnCodes, VHLO, VHLO_CODES, VHLO_TYPES, builtin,
-};
+use crate::stablehlo::read::bytecode::dialects::{BUILTIN, BUILTIN_TYPES, VHLO, VHLO_TYPES};
+use crate::stablehlo::read::bytecode::kinds::{self, BUILTIN_CODES, OwnCodes, VHLO_CODES, builtin};
+use crate::stablehlo::read::bytecode::texts::Encoding;
 use crate::stablehlo::read::lexer::Span;
 use crate::stablehlo::read::literal::{self, DenseBody};
 use crate::stablehlo::read::location::{Location, LocationId};
@@ -107,7 +107,7 @@ impl Encoder {
     /// An attribute that is true, or none.
     pub(super) fn unit(&mut self, dialect: Dialect) -> u32 {
         match dialect {
-            Dialect::Builtin => self.items.attribute(dialect, vec![Fragment::Number(dialects::UNIT.into())]),
+            Dialect::Builtin => self.items.attribute(dialect, vec![Fragment::Number(kinds::UNIT.into())]),
             Dialect::Vhlo => self.items.attribute(dialect, vec![dialect.code("%v"), Fragment::Number(1)]),
         }
     }
@@ -393,7 +393,7 @@ impl Encoder {
         };
         match (dialect, sign, width.parse::<u64>()) {
             (Dialect::Builtin, Some(sign), Ok(width)) => {
-                Ok(vec![Fragment::Number(dialects::INTEGER_TYPE), Fragment::Number(width << 2 | sign as u64)])
+                Ok(vec![Fragment::Number(kinds::INTEGER_TYPE), Fragment::Number(width << 2 | sign as u64)])
             }
             _ => not_in_artifact(format!("the type {text} is not one of portable artifacts; convert to another type")),
         }

@@ -358,7 +358,7 @@ impl Artifact<'_> {
         }
     }
 
-    /// A region of one block, outside of which this number of values is in sight.
+    /// A region of one block, with this number of values in sight around it.
     fn region(&mut self, region: &EncodedRegion, outer: u32, out: &mut Out) {
         let results = region.operations.iter().flat_map(|operation| operation.results.clone());
         let mut next = outer;
@@ -375,7 +375,7 @@ impl Artifact<'_> {
                 out.flagged(self.types.place(self.record.types[value as usize]), location.is_some());
                 location.iter().for_each(|location| out.number(self.attributes.place(*location)));
             }
-            // The orders of uses, which nobody asks for.
+            // The orders of uses; no reader asks for them.
             out.0.push(0);
         }
         for operation in &region.operations {

@@ -76,7 +76,7 @@ impl Record {
         if let Some(&number) = self.defaults.get(name) {
             return Ok(Some(number));
         }
-        // What comes in later versions is asked for by whoever states it, and not by a default.
+        // An attribute of a later version asks for that version where it is stated, and not by a default.
         let needs = self.encoder.needs.clone();
         let number = match *name {
             "api_version" => self.encoder.convention(1),

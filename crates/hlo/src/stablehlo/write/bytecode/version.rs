@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::stablehlo::read::bytecode::file::OpName;
 use crate::stablehlo::read::bytecode::properties;
 
-/// A version of StableHLO's portable artifacts. Whoever reads one of them reads all older ones.
+/// A version of StableHLO's portable artifacts. A reader of one of them reads all older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ArtifactVersion {
     minor: u32,
