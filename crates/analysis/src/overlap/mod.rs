@@ -125,7 +125,7 @@ pub struct CollectiveOverlap {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HostCopyOverlap {
-    /// [`TO_HOST`](crate::estimate::TO_HOST) or [`FROM_HOST`](crate::estimate::FROM_HOST).
+    /// [`TO_HOST`] or [`FROM_HOST`].
     pub direction: &'static str,
     /// The bytes of one execution.
     pub bytes: u64,
