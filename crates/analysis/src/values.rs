@@ -28,7 +28,10 @@ pub struct KnownInput {
 /// Chains of computations are followed to this depth, which is more than any step counter needs.
 const DEPTH_LIMIT: usize = 400;
 /// The number of instructions examined, for all devices and each set of inputs, before the analysis gives up.
-const BUDGET: usize = 1 << 23;
+const BUDGET: usize = 1 << 21;
+/// The most numbers that are kept, about 100 MiB. With more, those that were kept are computed again where they are
+/// needed.
+const KEPT: usize = 1 << 18;
 /// The most iterations of a loop; a loop with more counts as one that does not end.
 const LONGEST_LOOP: u64 = 1 << 12;
 
@@ -216,6 +219,9 @@ impl<'w, 'a> Values<'w, 'a> {
         let around = std::mem::take(&mut self.reads);
         let found = self.compute(place, it, &key.2, iterations);
         self.depth -= 1;
+        if self.known.len() >= KEPT {
+            self.known.clear();
+        }
         self.known.insert(key, (found, self.reads));
         self.reads = self.reads.and(around);
         found
