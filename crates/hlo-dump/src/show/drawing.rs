@@ -91,7 +91,7 @@ pub fn svg(loaded: &Loaded, arguments: &Show) -> Result<String> {
 const MOST_SORTED: u64 = 3_000_000;
 
 /// The most effort of a layout: some seconds.
-const MOST_EFFORT: u64 = 3_000_000_000;
+const MOST_EFFORT: u64 = 1_000_000_000;
 
 /// Returns a measure of the time that a layout takes: the number of rows, times the cubes of what each has in it. A
 /// line over several rows has a bend in each, and a line with a label a row for it.
