@@ -1,11 +1,12 @@
-//! Reading HLO text: megabytes a second, and the memory it takes as a multiple of the text.
+//! Reading HLO: megabytes a second, and the memory it takes as a multiple of the file.
 //!
 //! ```text
 //! cargo bench --bench hlo -- [megabytes] [rounds]
 //! ```
 //!
 //! The texts are modules of sharded JAX programs as XLA's compilers print them (`tests/foreign`), repeated under new
-//! names until there are as many megabytes. Times are those on the processor, so that other work on the machine does
+//! names until there are as many megabytes. Then a program of layers is read in every form: as many megabytes of
+//! StableHLO text with scopes and source lines, and what it is in the other forms. Times are those on the processor, so that other work on the machine does
 //! not show; the first round also pays for memory that the system hands out for the first time, as every run of a
 //! program does. Peak memory is what the process has resident at most while it reads, above what it had before: with
 //! what the allocator adds.
@@ -14,7 +15,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use meshloom::hlo::parse::parse;
+use meshloom::hlo::read::{Limits, read};
+use meshloom::hlo::stablehlo::{WriteOptions, write_artifact};
+use meshloom::hlo::text::{TextOptions, print};
+use prost::Message;
 
 const TEMPLATES: &[(&str, &str)] = &[
     ("TPU", "pipeline.tpu.txt"),
@@ -34,18 +38,79 @@ fn main() -> Result<()> {
         let instructions = text.lines().filter(|line| line.contains(" = ")).count();
         let line = text.len() as f64 / instructions as f64;
         println!("{name}: {} bytes, {instructions} instructions of {line:.0} bytes", text.len());
-        for round in 1..=rounds {
-            let resident = memory("VmRSS")?;
-            reset_peak()?;
-            let start = on_processor()?;
-            let module = parse(&text)?;
-            let seconds = on_processor()? - start;
-            let peak = memory("VmHWM")?.saturating_sub(resident) as f64 / text.len() as f64;
-            println!("  round {round}: {:4.0} MB/s, peak {peak:.1} x the text", text.len() as f64 / 1e6 / seconds);
-            drop(module);
-        }
+        measure(text.as_bytes(), rounds)?;
+    }
+    let text = layers(megabytes * 1_000_000);
+    let module = read(text.as_bytes(), &Limits::default())?.module;
+    let forms = [
+        ("HLO proto", module.encode_to_vec()),
+        ("HLO text", print(&module, &TextOptions::parseable()).into_bytes()),
+        ("portable artifact", write_artifact(&module, &WriteOptions::default(), None)?),
+        ("StableHLO text", text.into_bytes()),
+    ];
+    drop(module);
+    for (name, bytes) in forms {
+        println!("the layers as {name}: {} bytes", bytes.len());
+        measure(&bytes, rounds)?;
     }
     Ok(())
+}
+
+fn measure(bytes: &[u8], rounds: usize) -> Result<()> {
+    for round in 1..=rounds {
+        let resident = memory("VmRSS")?;
+        reset_peak()?;
+        let start = on_processor()?;
+        let module = read(bytes, &Limits::default())?;
+        let seconds = on_processor()? - start;
+        let peak = memory("VmHWM")?.saturating_sub(resident) as f64 / bytes.len() as f64;
+        println!("  round {round}: {:4.0} MB/s, peak {peak:.1} x the file", bytes.len() as f64 / 1e6 / seconds);
+        drop(module);
+    }
+    Ok(())
+}
+
+/// A program of layers as StableHLO text of about this size, each op with its scope and source line.
+fn layers(bytes: usize) -> String {
+    use std::fmt::Write;
+    let mut text =
+        "module @layers {\n  func.func public @main(%arg0: tensor<8x512xf32>, %arg1: tensor<512x512xf32>) -> \
+                    tensor<8x512xf32> {\n"
+            .to_owned();
+    let (mut next, mut last) = (0, "%arg0".to_owned());
+    for layer in 0.. {
+        let at = |op: &str, line: usize| {
+            format!("loc(\"jit(step)/jvp(layer_{layer})/{op}\"(\"models/decoder.py\":{line}:12 to :40))")
+        };
+        _ = writeln!(
+            text,
+            "    %{next} = stablehlo.dot_general {last}, %arg1, contracting_dims = [1] x [0] : (tensor<8x512xf32>, \
+             tensor<512x512xf32>) -> tensor<8x512xf32> {}",
+            at("dot_general", 40)
+        );
+        _ = writeln!(text, "    %{} = stablehlo.tanh %{next} : tensor<8x512xf32> {}", next + 1, at("tanh", 41));
+        _ = writeln!(
+            text,
+            "    %{} = stablehlo.multiply %{}, %{next} : tensor<8x512xf32> {}",
+            next + 2,
+            next + 1,
+            at("mul", 42)
+        );
+        _ = writeln!(
+            text,
+            "    %{} = stablehlo.add %{}, {last} : tensor<8x512xf32> {}",
+            next + 3,
+            next + 2,
+            at("add", 43)
+        );
+        last = format!("%{}", next + 3);
+        next += 4;
+        if text.len() >= bytes {
+            break;
+        }
+    }
+    _ = write!(text, "    return {last} : tensor<8x512xf32>\n  }}\n}}\n");
+    text
 }
 
 /// The computations of a module again and again, each time under other names, and one entry.
