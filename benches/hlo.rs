@@ -4,12 +4,12 @@
 //! cargo bench --bench hlo -- [megabytes] [rounds]
 //! ```
 //!
-//! The texts are modules of sharded JAX programs as XLA's compilers print them (`tests/foreign`), repeated under new
-//! names until there are as many megabytes. Then a program of layers is read in every form: as many megabytes of
-//! StableHLO text with scopes and source lines, and what it is in the other forms. Times are those on the processor, so that other work on the machine does
-//! not show; the first round also pays for memory that the system hands out for the first time, as every run of a
-//! program does. Peak memory is what the process has resident at most while it reads, above what it had before: with
-//! what the allocator adds.
+//! The texts are modules of sharded JAX programs as XLA's compilers print them (`tests/foreign`), repeated under
+//! new names until there are as many megabytes. Then a program of layers is read in every form: as many megabytes
+//! of StableHLO text with scopes and source lines, and what it is in the other forms. Times are those on the
+//! processor, so that other work on the machine does not show; the first round also pays for memory that the system
+//! hands out for the first time, as every run of a program does. Peak memory is what the process has resident at
+//! most while it reads, above what it had before: with what the allocator adds.
 
 use std::fs;
 use std::path::Path;
