@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hlo_dump::Caller;
+use support::host_memory::growth;
 
 /// The memory that each command may take beside 20 times the size of a file.
 const MEMORY: u64 = 200 << 20;
@@ -43,11 +44,9 @@ fn files_of_others() {
         let size = fs::metadata(&path).expect("a file").len();
         for (command, options) in COMMANDS {
             let arguments = [&[command, path.to_str().expect("a path in UTF-8")], options].concat();
-            reset_peak();
-            let (before, start) = (status_kib("VmRSS"), Instant::now());
-            let ran = catch_unwind(|| hlo_dump::run(&arguments, Caller::default()));
+            let start = Instant::now();
+            let (ran, taken) = growth(|| catch_unwind(|| hlo_dump::run(&arguments, Caller::default())));
             slowest.push((start.elapsed(), arguments.join(" ")));
-            let taken = status_kib("VmHWM").saturating_sub(before) << 10;
             if taken > 20 * size + MEMORY {
                 wrong.push(format!("{} takes {taken} bytes of memory", arguments.join(" ")));
             }
@@ -95,17 +94,4 @@ fn class(message: &str) -> String {
     let said = line.split_once("column ").and_then(|(_, rest)| rest.split_once(": ")).map_or(line, |(_, said)| said);
     let is_name = |word: &&str| word.contains(|letter: char| letter.is_ascii_digit() || "%@/\"".contains(letter));
     said.split(' ').map(|word| if is_name(&word) { "_" } else { word }).take(18).collect::<Vec<_>>().join(" ")
-}
-
-/// Begins to count the peak of this process's memory anew, where the system can.
-fn reset_peak() {
-    _ = fs::write("/proc/self/clear_refs", "5");
-}
-
-/// A figure of this process, in KiB; 0 where the system does not say.
-fn status_kib(name: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let digits = line.map(|line| line.chars().filter(char::is_ascii_digit).collect::<String>());
-    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }

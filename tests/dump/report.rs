@@ -13,6 +13,7 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use support::cases::cases;
 use support::counts::process;
 
 use crate::dump::command::{check_refused, prints};
@@ -292,6 +293,30 @@ fn a_browser_shows_every_section() {
         assert!(sections.into_iter().chain(["ready"]).all(has), "{shown:?}");
         assert_eq!(has("pipeline"), pipeline);
         assert!(shown.iter().all(|it| it[2] == true), "something is wider than the page: {shown:?}");
+    }
+}
+
+/// In the full tier the program has 50 MB of text. The test prints how long the page takes to open, the browser's start
+/// included.
+#[test]
+#[ignore = "needs a browser: --ignored asks for it"]
+fn a_large_program_opens_on_a_screen_and_on_a_phone() {
+    let (browser, folder) = (browser(), TempDir::new().expect("a folder"));
+    let path = folder.path().join("large.txt");
+    for layers in cases("hlo large page", 1, [1_000, 38_000]) {
+        let text = large_module(layers);
+        fs::write(&path, &text).expect("written");
+        let page = page(&[path.to_str().expect("a path"), "--mesh", "data=2,fsdp=4"]);
+        for width in [1280, 390] {
+            let (script, started) =
+                ("return [document.documentElement.dataset.ready, document.body.scrollWidth];", Instant::now());
+            let (document, console) = opened_with(&browser, &page, script, &[&format!("--window-size={width},2400")]);
+            let (taken, shown) = (started.elapsed().as_secs_f64(), found(&document));
+            println!("{} bytes of text, {} of page, {width} pixels: {taken:.1} s", text.len(), page.len());
+            assert_eq!((console.as_str(), &shown[0]), ("", &"yes".into()), "{shown}");
+            // Chromium without a window is at least 500 pixels wide.
+            assert!(shown[1].as_u64().is_some_and(|found| found <= width.max(500)), "wider than {width}: {shown}");
+        }
     }
 }
 

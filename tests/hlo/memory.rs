@@ -725,7 +725,7 @@ fn assignments_are_the_truth() {
 
 /// The savings of each remedy, and the part that it is applied to.
 fn saved(source: &str) -> Vec<(RemedyKind, String, u64)> {
-    let found = remedies(&text(source), None, None).expect("its remedies");
+    let found = remedies(&text(source), None, None, None).expect("its remedies");
     let row = |remedy: Remedy| (remedy.kind, remedy.of, remedy.saves);
     found.into_iter().map(row).collect()
 }

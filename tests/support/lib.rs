@@ -10,6 +10,7 @@ pub mod derivatives;
 pub mod devices;
 pub mod eight_devices;
 pub mod experts;
+pub mod host_memory;
 pub mod local_graph;
 pub mod normal_hlo;
 pub mod pjrt_modules;

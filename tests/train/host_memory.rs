@@ -9,8 +9,8 @@
 //! MESHLOOM_EVERY_CASE="train memory of the host" cargo test --release --test train host_memory -- --nocapture
 //! ```
 
+use std::env;
 use std::path::PathBuf;
-use std::{env, fs};
 
 use meshloom::compile::Program;
 use meshloom::pjrt::Array;
@@ -22,6 +22,7 @@ use meshloom_train::{Run, Trainer};
 use support::cases::cases;
 use support::configs;
 use support::eight_devices::client;
+use support::host_memory::growth;
 use support::program::test_alone;
 
 /// The environment variable with the folder of the checkpoint.
@@ -36,22 +37,6 @@ fn config() -> RunConfig {
     let small = ["model.seq=8", "train.batch=8", "mesh.axes=fsdp=8", &layers];
     let folder = format!("checkpoint.dir={:?}", env::var(FOLDER).expect("a folder"));
     configs::config(&[&model, &small, &[&folder]]).on_client(&client()).expect("eight devices")
-}
-
-/// A figure of this process, in bytes.
-fn memory(name: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a figure of that name");
-    1024 * line.trim_matches([':', ' ', '\t', 'k', 'B']).parse::<u64>().expect("a number")
-}
-
-/// The result of `f`, and how far the process grew for it, at most.
-fn growth<R>(f: impl FnOnce() -> R) -> (R, u64) {
-    // The peak begins anew.
-    fs::write("/proc/self/clear_refs", "5").expect("Linux");
-    let before = memory("VmRSS");
-    let result = f();
-    (result, memory("VmHWM").saturating_sub(before))
 }
 
 /// Bytes of all devices' parts, and of the largest part.

@@ -105,9 +105,7 @@ fn of_program(arguments: &Memory, loaded: &Loaded, message: Option<&OutOfMemory>
 /// Returns what would be smaller, with savings taken off this peak.
 fn remedies_of(loaded: &Loaded, peak: u64) -> Result<Vec<Remedy>> {
     let before = loaded.before.as_deref().map(read_before).transpose()?.flatten();
-    let mut found = remedies(&loaded.module, before.as_ref(), loaded.mesh.as_ref())?;
-    found.iter_mut().for_each(|remedy| remedy.peak = peak.saturating_sub(remedy.saves));
-    Ok(found)
+    Ok(remedies(&loaded.module, Some(peak), before.as_ref(), loaded.mesh.as_ref())?)
 }
 
 /// Leaves the values that are asked for.

@@ -53,13 +53,15 @@ pub struct Remedy {
     pub peak: u64,
 }
 
-/// Returns the remedies that save something at the peak, the best first. The mesh, and the program before its compiler,
-/// whose parameters state how they are split, are needed for [`RemedyKind::MeshAxis`].
+/// Returns the remedies that save something at the peak, the best first. Their savings are taken off `peak`, which a
+/// compiler may know better than the estimate; without it, off the estimated one. The mesh, and the program before its
+/// compiler, whose parameters state how they are split, are needed for [`RemedyKind::MeshAxis`].
 ///
 /// # Errors
 /// The module is too large.
 pub fn remedies(
     module: &HloModuleProto,
+    peak: Option<u64>,
     before: Option<&HloModuleProto>,
     mesh: Option<&Mesh>,
 ) -> Result<Vec<Remedy>, MemoryError> {
@@ -86,6 +88,8 @@ pub fn remedies(
     }
     found.extend(padded(&now.live_at_peak, now.peak));
     found.retain(|remedy| remedy.saves > 0);
+    let peak = peak.unwrap_or(now.peak);
+    found.iter_mut().for_each(|remedy| remedy.peak = peak.saturating_sub(remedy.saves));
     found.sort_by(|a, b| (Reverse(a.saves), a.kind, &a.of, &a.axis).cmp(&(Reverse(b.saves), b.kind, &b.of, &b.axis)));
     Ok(found)
 }

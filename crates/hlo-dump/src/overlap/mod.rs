@@ -46,11 +46,11 @@ struct AxesSum {
 }
 
 pub fn run(arguments: &arguments::Overlap, json: bool) -> Result<()> {
-    let mut loaded = load(&arguments.input)?;
     let Some(chip) = &arguments.chip else {
-        bail!("{}: times need the rates of a chip; say for which, as --chip v5p or --chip h100", loaded.name)
+        bail!("times need the rates of a chip; say for which, as --chip v5p or --chip h100")
     };
     let chip = Chip::parse(chip)?;
+    let mut loaded = load(&arguments.input)?;
     if let Some(path) = &arguments.profile {
         loaded.profile = Some(load_profile(path)?);
     }

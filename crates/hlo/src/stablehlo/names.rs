@@ -18,7 +18,10 @@ fn dialects(operation: &Operation) -> &'static [&'static str] {
 /// The opcode of a plain op, which is named with its dialect.
 pub fn opcode(name: &str) -> Option<&'static str> {
     let (dialect, op) = name.split_once('.').filter(|(_, op)| !op.contains('-'))?;
-    let operation = Operation::from_name(&op.replace('_', "-"))?;
+    let operation = match op.contains('_') {
+        true => Operation::from_name(&op.replace('_', "-")),
+        false => Operation::from_name(op),
+    }?;
     dialects(operation).contains(&dialect).then_some(operation.name)
 }
 

@@ -1,10 +1,12 @@
 //! Attributes: what an op carries beside its operands.
 
+use std::borrow::Cow;
+
 use super::lexer::{Lexer, Span, integer};
 use super::literal::DenseBody;
 use super::parser::Parser;
+use super::types::SharedShape;
 use crate::parse::{Result, fault};
-use crate::proto::ShapeProto;
 
 /// A value, and where it stands.
 #[derive(Clone, Debug)]
@@ -33,16 +35,16 @@ pub(in crate::stablehlo) enum Value<'a> {
     /// `dense<...> : tensor<...>`: its elements are read where they are needed.
     Dense {
         body: DenseBody<'a>,
-        shape: ShapeProto,
+        shape: SharedShape,
     },
     /// A constant whose elements were left out when the text was printed.
     Elided {
-        shape: ShapeProto,
+        shape: SharedShape,
     },
     /// `dense_resource<name> : tensor<...>`: the elements stand at the end of the text, if they are there.
     Resource {
         name: &'a str,
-        shape: ShapeProto,
+        shape: SharedShape,
     },
     /// `#stablehlo.gather<...>`, or angle brackets alone.
     Dialect {
@@ -70,7 +72,7 @@ impl Value<'_> {
 
 /// Attributes by name, in the order of the text.
 #[derive(Clone, Debug, Default)]
-pub(in crate::stablehlo) struct Attributes<'a>(pub(in crate::stablehlo) Vec<(String, Attribute<'a>)>);
+pub(in crate::stablehlo) struct Attributes<'a>(pub(in crate::stablehlo) Vec<(Cow<'a, str>, Attribute<'a>)>);
 
 impl<'a> Attributes<'a> {
     pub(in crate::stablehlo) fn get(&self, name: &str) -> Option<&Attribute<'a>> {
@@ -143,11 +145,11 @@ impl<'a> Parser<'a> {
     }
 
     /// `name = value`, or `name`.
-    fn named_attribute(&mut self) -> Result<(String, Attribute<'a>)> {
+    fn named_attribute(&mut self) -> Result<(Cow<'a, str>, Attribute<'a>)> {
         let start = self.lexer.here();
         let name = match self.lexer.peek() {
             Some(b'"') => self.lexer.string()?,
-            _ => self.lexer.expect_word("the name of an attribute")?.to_owned(),
+            _ => self.lexer.expect_word("the name of an attribute")?.into(),
         };
         if self.lexer.eat("=") {
             return Ok((name, self.attribute()?));
@@ -202,7 +204,7 @@ impl<'a> Parser<'a> {
         let start = self.lexer.here();
         match self.lexer.peek() {
             Some(b'"') => {
-                let string = self.lexer.bytes()?;
+                let string = self.lexer.bytes()?.into_owned();
                 self.type_after_colon()?;
                 Ok(Value::String(string))
             }
@@ -305,12 +307,12 @@ impl<'a> Parser<'a> {
             "dense" => {
                 let body = self.lexer.balanced()?;
                 self.lexer.expect(":", "and a type after a constant")?;
-                Ok(Value::Dense { body: DenseBody::Text(body), shape: self.array_type()? })
+                Ok(Value::Dense { body: DenseBody::Text(body), shape: self.tensor_type()? })
             }
             "dense_resource" => {
                 let body = self.lexer.balanced()?;
                 self.lexer.expect(":", "and a type after a constant")?;
-                let shape = self.array_type()?;
+                let shape = self.tensor_type()?;
                 match self.lexer.slice(body) {
                     "__elided__" => Ok(Value::Elided { shape }),
                     name => Ok(Value::Resource { name, shape }),

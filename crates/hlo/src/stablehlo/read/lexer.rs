@@ -1,5 +1,7 @@
 //! The text of MLIR and the position in it. Tokens are read when the grammar asks for them.
 
+use std::borrow::Cow;
+
 use crate::parse::{Result, fault};
 
 /// A text that is read from its start, or a part of it: positions are always those of the whole text.
@@ -87,12 +89,14 @@ impl<'a> Lexer<'a> {
         self.rest().first().copied()
     }
 
+    #[inline]
     pub(super) fn starts_with(&mut self, symbol: &str) -> bool {
         self.skip_space();
         self.rest().starts_with(symbol.as_bytes())
     }
 
     /// Passes a symbol, if it is next: punctuation, which no letter may follow.
+    #[inline]
     pub(super) fn eat(&mut self, symbol: &str) -> bool {
         let found = self.starts_with(symbol);
         self.position += if found { symbol.len() } else { 0 };
@@ -135,6 +139,18 @@ impl<'a> Lexer<'a> {
             Some(letter) => format!("{letter:?}"),
         };
         fault(position, format!("expected {expected}, found {found}"))
+    }
+
+    /// The text from a place to the next closing angle bracket.
+    pub(super) fn to_bracket(&self, start: usize) -> Option<&'a str> {
+        let rest = self.text.as_bytes().get(start..self.end)?;
+        let length = memchr::memchr(b'>', rest)? + 1;
+        Some(self.slice(Span { start, end: start + length }))
+    }
+
+    /// Passes a text that is next.
+    pub(super) fn pass(&mut self, text: &str) {
+        self.position += text.len();
     }
 
     /// The length of the letters that are next.
@@ -197,7 +213,7 @@ impl<'a> Lexer<'a> {
     pub(super) fn symbol(&mut self) -> Result<String> {
         if self.eat("@\"") {
             self.position -= 1;
-            return self.string();
+            return self.string().map(Cow::into_owned);
         }
         Ok(self.name(b'@', "a symbol, like @main")?.to_owned())
     }
@@ -253,16 +269,21 @@ impl<'a> Lexer<'a> {
     }
 
     /// A string, its escapes replaced: `\"`, `\\`, `\n`, `\t` and bytes as `\0A`.
-    pub(super) fn bytes(&mut self) -> Result<Vec<u8>> {
+    pub(super) fn bytes(&mut self) -> Result<Cow<'a, [u8]>> {
         let start = self.here();
         self.expect("\"", "before a string")?;
+        let content = self.rest();
+        if let Some(length) = memchr::memchr2(b'"', b'\\', content).filter(|&at| content.get(at) == Some(&b'"')) {
+            self.position += length + 1;
+            return Ok(Cow::Borrowed(content.get(..length).unwrap_or_default()));
+        }
         let mut string = Vec::new();
         let mut rest = self.rest().iter().copied().enumerate();
         while let Some((at, byte)) = rest.next() {
             match byte {
                 b'"' => {
                     self.position += at + 1;
-                    return Ok(string);
+                    return Ok(Cow::Owned(string));
                 }
                 b'\\' => {
                     let digit = |byte: u8| char::from(byte).to_digit(16);
@@ -289,9 +310,11 @@ impl<'a> Lexer<'a> {
     }
 
     /// A string as a protobuf string holds it. Other bytes than UTF-8 read as U+FFFD.
-    pub(super) fn string(&mut self) -> Result<String> {
-        Ok(String::from_utf8(self.bytes()?)
-            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    pub(super) fn string(&mut self) -> Result<Cow<'a, str>> {
+        Ok(match self.bytes()? {
+            Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
+            Cow::Owned(bytes) => String::from_utf8_lossy(&bytes).into_owned().into(),
+        })
     }
 
     /// The text between two brackets that balance, outside of strings; the brackets are passed too.
@@ -326,9 +349,10 @@ impl<'a> Lexer<'a> {
 
 /// An integer as it is written, decimal or hexadecimal; none if it is none of 64 bits.
 pub(super) fn integer(text: &str) -> Option<i64> {
-    let (negative, digits) = match text.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    let (negative, digits) = match text.as_bytes() {
+        [b'-', ..] => (true, &text[1..]),
+        [b'+', ..] => (false, &text[1..]),
+        _ => (false, text),
     };
     let value = match digits.strip_prefix("0x") {
         Some(hexadecimal) => u64::from_str_radix(hexadecimal, 16).ok()?,

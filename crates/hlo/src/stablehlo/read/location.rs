@@ -2,7 +2,10 @@
 //!
 //! Locations have names that are defined at either end of the text, so what a name means is known at the end.
 
+use std::borrow::Cow;
+
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use super::parser::Parser;
 use crate::parse::Result;
@@ -16,8 +19,8 @@ pub(in crate::stablehlo) type LocationId = usize;
 pub(in crate::stablehlo) enum Location<'a> {
     Unknown,
     Alias(&'a str),
-    File { file: String, line: i64, column: i64 },
-    Name { name: String, child: Option<LocationId> },
+    File { file: Cow<'a, str>, line: i64, column: i64 },
+    Name { name: Cow<'a, str>, child: Option<LocationId> },
     CallSite { callee: LocationId, caller: LocationId },
     Fused(Vec<LocationId>),
 }
@@ -31,11 +34,11 @@ pub(in crate::stablehlo) struct Locations<'a> {
 }
 
 impl Location<'_> {
-    /// The bytes of its names and parts.
+    /// The bytes of its parts, and of names that are not those of the text.
     pub(super) fn size(&self) -> usize {
         match self {
-            Location::File { file, .. } => file.len(),
-            Location::Name { name, .. } => name.len(),
+            Location::File { file: Cow::Owned(text), .. } | Location::Name { name: Cow::Owned(text), .. } => text.len(),
+            Location::File { .. } | Location::Name { .. } => 0,
             Location::Fused(parts) => size_of_val(parts.as_slice()),
             Location::Unknown | Location::Alias(_) | Location::CallSite { .. } => 0,
         }
@@ -124,6 +127,9 @@ impl<'a> Parser<'a> {
     }
 }
 
+/// Lines of a location, innermost first: the file, the function, the line and the column of each.
+type LocationLines<'a> = SmallVec<[(&'a str, &'a str, i64, i64); 4]>;
+
 /// Makes metadata of locations, and the table of stack frames that it refers to.
 pub(super) struct Frames<'a> {
     locations: &'a Locations<'a>,
@@ -158,7 +164,7 @@ impl<'a> Frames<'a> {
     }
 
     pub(super) fn metadata(&mut self, location: Option<LocationId>) -> Option<Box<OpMetadata>> {
-        let (mut name, mut lines): (Option<&'a str>, _) = (None, Vec::new());
+        let (mut name, mut lines): (Option<&'a str>, _) = (None, LocationLines::new());
         self.collect(location?, &mut name, &mut lines);
         self.names_left = self.names_left.checked_sub(name.map_or(0, str::len))?;
         let mut metadata = OpMetadata { op_name: name.unwrap_or_default().to_owned(), ..OpMetadata::default() };
@@ -171,9 +177,9 @@ impl<'a> Frames<'a> {
     }
 
     /// Finds the first name, which is that of the op, and the lines, innermost first, each with its function.
-    fn collect(&self, from: LocationId, name: &mut Option<&'a str>, lines: &mut Vec<(&'a str, &'a str, i64, i64)>) {
+    fn collect(&self, from: LocationId, name: &mut Option<&'a str>, lines: &mut LocationLines<'a>) {
         // Each with the function it is in.
-        let mut waiting = vec![(from, "", true)];
+        let mut waiting: SmallVec<[_; 4]> = smallvec![(from, "", true)];
         let mut count = 0;
         while let Some((at, function, is_outer)) = waiting.pop() {
             count += 1;
@@ -187,12 +193,13 @@ impl<'a> Frames<'a> {
                 }
                 Some(Location::File { file, line, column }) => lines.push((file, function, *line, *column)),
                 Some(Location::Name { name: found, child }) => {
+                    let found = found.as_ref();
                     // The first name is the op's, and those below it are of functions.
                     if is_outer && name.is_none() {
                         *name = Some(found);
                         waiting.extend(child.map(|child| (child, "", false)));
                     } else {
-                        waiting.extend(child.map(|child| (child, found.as_str(), false)));
+                        waiting.extend(child.map(|child| (child, found, false)));
                     }
                 }
                 Some(Location::CallSite { callee, caller }) => {

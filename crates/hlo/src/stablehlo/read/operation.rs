@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 use super::attribute::{Attribute, Attributes};
 use super::location::LocationId;
-use super::types::Types;
+use super::types::{SharedShape, Types, owned};
 use crate::parse::{Result, fault};
 use crate::proto::ShapeProto;
 
@@ -16,8 +18,8 @@ pub(super) struct Operation<'a> {
     /// Whether the input has it in the dialect `mhlo`, and `name` says `stablehlo`.
     pub(super) is_older: bool,
     /// The names of the results, and the number of results under each.
-    pub(super) results: Vec<(&'a str, usize)>,
-    pub(super) operands: Vec<Operand<'a>>,
+    pub(super) results: SmallVec<[(&'a str, usize); 1]>,
+    pub(super) operands: SmallVec<[Operand<'a>; 2]>,
     pub(super) attributes: Attributes<'a>,
     /// Words of a short form, such as `LT`, with their places.
     pub(super) words: Vec<(&'a str, usize)>,
@@ -45,7 +47,7 @@ pub(super) struct Region<'a> {
 #[derive(Debug)]
 pub(super) struct Argument<'a> {
     pub(super) name: &'a str,
-    pub(super) shape: ShapeProto,
+    pub(super) shape: SharedShape,
     pub(super) attributes: Attributes<'a>,
     pub(super) location: Option<LocationId>,
 }
@@ -124,7 +126,7 @@ impl<'a> Operation<'a> {
     }
 
     /// The types of its results. Without an arrow all types are those of results, or the last is that of the only one.
-    pub(super) fn result_types(&self) -> Result<&[ShapeProto]> {
+    pub(super) fn result_types(&self) -> Result<&[SharedShape]> {
         let count = self.result_count();
         let named = self.results.iter().fold(0, |count: usize, (_, results)| count.saturating_add(*results));
         let types = match &self.types.results {
@@ -137,6 +139,11 @@ impl<'a> Operation<'a> {
             true => Ok(types),
             false => self.fault(format!("it has {named} results and the types of {}", types.len())),
         }
+    }
+
+    /// The types of its results, each for itself.
+    pub(super) fn result_shapes(&self) -> Result<Vec<ShapeProto>> {
+        self.result_types().map(owned)
     }
 
     /// The type of its only result.

@@ -5,8 +5,10 @@
 //! op (`permutation`); the code that reads an op knows both.
 
 use std::borrow::Cow;
+use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use super::super::names;
 use super::attribute::{Attribute, Attributes, Value};
@@ -14,9 +16,9 @@ use super::lexer::{Lexer, Span};
 use super::literal::DenseBody;
 use super::location::Locations;
 use super::operation::{Argument, Operand, Operation, Region, of_other_dialect};
-use super::types::Types;
+use super::types::{ShapeList, SharedShape, Types};
 use crate::parse::{Memory, Result, array, fault};
-use crate::proto::{PrimitiveType, ShapeProto};
+use crate::proto::PrimitiveType;
 
 /// How deep regions, attributes, types and locations may nest together. Nesting in the text is also nesting of this
 /// reader's calls.
@@ -57,7 +59,9 @@ pub(in crate::stablehlo) struct Parser<'a> {
     depth: usize,
     /// Attributes that have names, such as `#map`.
     pub(super) aliases: FxHashMap<&'a str, Attribute<'a>>,
-    pub(super) type_aliases: FxHashMap<&'a str, ShapeProto>,
+    pub(super) type_aliases: FxHashMap<&'a str, SharedShape>,
+    /// Types of tensors by their texts.
+    pub(super) known_types: FxHashMap<&'a str, SharedShape>,
     pub(in crate::stablehlo) locations: Locations<'a>,
     /// The place and the name of the last op that was in a short form.
     last_short: Option<(usize, &'a str)>,
@@ -78,6 +82,7 @@ impl<'a> Parser<'a> {
             depth: 0,
             aliases: FxHashMap::default(),
             type_aliases: FxHashMap::default(),
+            known_types: FxHashMap::default(),
             locations: Locations::default(),
             last_short: None,
             resources: FxHashMap::default(),
@@ -103,16 +108,31 @@ impl<'a> Parser<'a> {
         &mut self,
         open: char,
         close: char,
-        [before, after]: [&str; 2],
+        places: [&str; 2],
         mut item: impl FnMut(&mut Self) -> Result<T>,
     ) -> Result<Vec<T>> {
         let mut items = Vec::new();
+        self.each(open, close, places, |parser| {
+            items.push(item(parser)?);
+            Ok(())
+        })?;
+        Ok(items)
+    }
+
+    /// Reads each item of such a list with `item`.
+    pub(super) fn each(
+        &mut self,
+        open: char,
+        close: char,
+        [before, after]: [&str; 2],
+        mut item: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<()> {
         self.lexer.expect(open.encode_utf8(&mut [0; 4]), before)?;
         while !self.lexer.eat(close.encode_utf8(&mut [0; 4])) {
-            items.push(item(self)?);
+            item(self)?;
             self.lexer.separator(close, after)?;
         }
-        Ok(items)
+        Ok(())
     }
 
     /// Notes that this number of parts is copied. Returns an error if all copies have more parts than the text has
@@ -184,8 +204,8 @@ impl<'a> Parser<'a> {
     }
 
     /// `%0:2, %1 = ` before an op.
-    fn results(&mut self) -> Result<Vec<(&'a str, usize)>> {
-        let mut results = Vec::new();
+    fn results(&mut self) -> Result<SmallVec<[(&'a str, usize); 1]>> {
+        let mut results = SmallVec::new();
         if self.lexer.peek() != Some(b'%') {
             return Ok(results);
         }
@@ -223,7 +243,7 @@ impl<'a> Parser<'a> {
         self.memory.take(size_of::<Operation<'_>>(), position)?;
         let mut operation = Operation { position, results, ..Operation::default() };
         if self.lexer.peek() == Some(b'"') {
-            (operation.name, operation.is_older) = of_today(self.lexer.string()?.into());
+            (operation.name, operation.is_older) = of_today(self.lexer.string()?);
             self.generic(&mut operation)?;
         } else {
             let name = self.lexer.expect_word("an op, like stablehlo.add")?;
@@ -285,9 +305,10 @@ impl<'a> Parser<'a> {
 
     /// `(%a, %b)`
     fn operand_list(&mut self, operation: &mut Operation<'a>) -> Result<()> {
-        let operands = self.list('(', ')', ["before the operands of an op", "after an operand"], Self::operand)?;
-        operation.operands.extend(operands);
-        Ok(())
+        self.each('(', ')', ["before the operands of an op", "after an operand"], |parser| {
+            operation.operands.push(parser.operand()?);
+            Ok(())
+        })
     }
 
     /// `%0#1`
@@ -367,7 +388,7 @@ impl<'a> Parser<'a> {
                     self.add(operation, "symbol", Value::Symbol(symbol), start);
                 }
                 Some(b'"') => {
-                    let string = self.lexer.bytes()?;
+                    let string = self.lexer.bytes()?.into_owned();
                     self.add(operation, "name", Value::String(string), start);
                 }
                 Some(b'<') => {
@@ -386,7 +407,7 @@ impl<'a> Parser<'a> {
                         }
                         true => {
                             let attribute = self.attribute()?;
-                            operation.attributes.0.push((word.to_owned(), attribute));
+                            operation.attributes.0.push((word.into(), attribute));
                         }
                         false => operation.words.push((word, start)),
                     }
@@ -403,8 +424,8 @@ impl<'a> Parser<'a> {
             || matches!(word, "return" | "call" | "module" | "func")
     }
 
-    fn add(&self, operation: &mut Operation<'a>, name: &str, value: Value<'a>, start: usize) {
-        operation.attributes.0.push((name.to_owned(), Attribute { value, span: self.lexer.since(start) }));
+    fn add(&self, operation: &mut Operation<'a>, name: &'a str, value: Value<'a>, start: usize) {
+        operation.attributes.0.push((name.into(), Attribute { value, span: self.lexer.since(start) }));
     }
 
     /// `[0:2, 1:8:2]` after an operand, or `[0]`.
@@ -440,9 +461,9 @@ impl<'a> Parser<'a> {
             self.number_as_elements(&mut value)?;
         }
         if let Value::Dense { shape, .. } | Value::Elided { shape } | Value::Resource { shape, .. } = &value.value {
-            operation.types = Types { inputs: Vec::new(), results: Some(vec![shape.clone()]) };
+            operation.types = Types { inputs: ShapeList::new(), results: Some(smallvec![Rc::clone(shape)]) };
         }
-        operation.attributes.0.push(("value".to_owned(), value));
+        operation.attributes.0.push(("value".into(), value));
         // `constant() <{...}>` in some texts has its type apart.
         if self.lexer.eat(":") {
             operation.types = self.types()?;
@@ -454,7 +475,7 @@ impl<'a> Parser<'a> {
     fn number_as_elements(&mut self, value: &mut Attribute<'a>) -> Result<()> {
         let (text, start) = (self.lexer.slice(value.span), value.span.start);
         let (body, shape) = match (&value.value, text.split_once(':')) {
-            (Value::Boolean(_), _) => (value.span, array(PrimitiveType::Pred, Vec::new())),
+            (Value::Boolean(_), _) => (value.span, Rc::new(array(PrimitiveType::Pred, Vec::new()))),
             (Value::Integer(_) | Value::Number, Some((number, _))) => {
                 let end = start + number.trim_end().len();
                 let outer = self.lexer;
@@ -512,8 +533,8 @@ impl<'a> Parser<'a> {
             })?,
             _ => vec![(self.any_type()?, Attributes::default())],
         };
-        let (types, attributes) = results.into_iter().unzip();
-        (operation.types.results, operation.result_attributes) = (Some(types), attributes);
+        let (types, attributes): (Vec<_>, _) = results.into_iter().unzip();
+        (operation.types.results, operation.result_attributes) = (Some(types.into()), attributes);
         Ok(())
     }
 
@@ -578,9 +599,9 @@ impl<'a> Parser<'a> {
             let (names, types) = (names.len(), types.len());
             return fault(operation.position, format!("the loop has {names} values and {types} types"));
         }
-        let argument = |(name, shape): (&&'a str, &ShapeProto)| Argument {
+        let argument = |(name, shape): (&&'a str, &SharedShape)| Argument {
             name,
-            shape: shape.clone(),
+            shape: Rc::clone(shape),
             attributes: Attributes::default(),
             location: None,
         };
@@ -609,7 +630,7 @@ impl<'a> Parser<'a> {
             self.lexer.expect(")", "after an operand of a reduction")?;
             self.lexer.eat(",");
         }
-        operation.operands.append(&mut initial);
+        operation.operands.extend(initial);
         if self.lexer.eat_word("applies") {
             let start = self.lexer.here();
             let applied = self.lexer.expect_word("the op that is applied")?;
@@ -654,7 +675,7 @@ impl<'a> Parser<'a> {
             self.lexer.eat_word(name);
             self.lexer.expect("=", "after the name of an attribute")?;
             let attribute = self.attribute()?;
-            operation.attributes.0.push((name.to_owned(), attribute));
+            operation.attributes.0.push((name.into(), attribute));
         }
         if self.lexer.eat_word("attributes") {
             self.optional_attributes(operation)?;
@@ -688,7 +709,7 @@ impl<'a> Parser<'a> {
     fn named_computation(&mut self, operation: &mut Operation<'a>) -> Result<()> {
         let start = self.lexer.here();
         self.lexer.expect("<", "before the name of a computation")?;
-        let name = self.lexer.bytes()?;
+        let name = self.lexer.bytes()?.into_owned();
         self.lexer.expect(">", "after the name of a computation")?;
         self.add(operation, "name", Value::String(name), start);
         self.manual_computation(operation)
@@ -701,7 +722,7 @@ impl<'a> Parser<'a> {
         self.add(operation, "sym_name", Value::Symbol(name), start);
         self.lexer.expect("=", "after the name of a mesh")?;
         let mesh = self.attribute()?;
-        operation.attributes.0.push(("mesh".to_owned(), mesh));
+        operation.attributes.0.push(("mesh".into(), mesh));
         self.optional_attributes(operation)
     }
 }

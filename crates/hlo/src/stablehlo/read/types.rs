@@ -1,19 +1,36 @@
 //! Types: `tensor<8x16xf32>`, `tuple<tensor<f32>, !stablehlo.token>`, `(tensor<f32>) -> tensor<f32>`.
 
+use std::rc::Rc;
+
+use smallvec::{SmallVec, smallvec};
+
 use super::super::names;
 use super::parser::Parser;
 use crate::parse::{Result, array, fault, own_bytes, tuple};
 use crate::proto::{PrimitiveType, ShapeProto};
 use crate::suggest::did_you_mean;
 
+/// A type, which all values that have it share: a program has few types and many values.
+pub(in crate::stablehlo) type SharedShape = Rc<ShapeProto>;
+
+pub(super) type ShapeList = SmallVec<[SharedShape; 2]>;
+
 /// The types after the colon of an op.
 #[derive(Debug, Default)]
 pub(super) struct Types {
     /// The types before an arrow, or all of them where there is none.
-    pub(super) inputs: Vec<ShapeProto>,
+    pub(super) inputs: ShapeList,
     /// The types after the arrow.
-    pub(super) results: Option<Vec<ShapeProto>>,
+    pub(super) results: Option<ShapeList>,
 }
+
+/// The shapes of types, each for itself.
+pub(super) fn owned(shapes: &[SharedShape]) -> Vec<ShapeProto> {
+    shapes.iter().map(|shape| ShapeProto::clone(shape)).collect()
+}
+
+/// The beginning of a type of a tensor.
+const TENSOR: &str = "tensor<";
 
 /// The number of types that a type consists of, itself included.
 fn parts(shape: &ShapeProto) -> usize {
@@ -26,7 +43,7 @@ impl<'a> Parser<'a> {
         let inputs = match self.lexer.peek() {
             Some(b'(') => self.type_list()?,
             _ => {
-                let mut inputs = vec![self.any_type()?];
+                let mut inputs: ShapeList = smallvec![self.any_type()?];
                 while self.lexer.eat(",") {
                     inputs.push(self.any_type()?);
                 }
@@ -41,23 +58,60 @@ impl<'a> Parser<'a> {
     }
 
     /// `t` or `(t, t)`.
-    fn result_types(&mut self) -> Result<Vec<ShapeProto>> {
+    fn result_types(&mut self) -> Result<ShapeList> {
         match self.lexer.peek() {
             Some(b'(') => self.type_list(),
-            _ => Ok(vec![self.any_type()?]),
+            _ => Ok(smallvec![self.any_type()?]),
         }
     }
 
-    fn type_list(&mut self) -> Result<Vec<ShapeProto>> {
-        self.list('(', ')', ["before types", "in a list of types"], Self::any_type)
+    fn type_list(&mut self) -> Result<ShapeList> {
+        let mut types = ShapeList::new();
+        self.each('(', ')', ["before types", "in a list of types"], |parser| {
+            types.push(parser.any_type()?);
+            Ok(())
+        })?;
+        Ok(types)
+    }
+
+    /// The types in angle brackets, as a tuple.
+    fn tuple_of(&mut self, places: [&str; 2]) -> Result<ShapeProto> {
+        self.list('<', '>', places, Self::any_type).map(|types| tuple(owned(&types)))
     }
 
     /// A type of a value; one that is only an attribute's, such as `i64`, is that of a scalar.
-    pub(super) fn any_type(&mut self) -> Result<ShapeProto> {
+    pub(super) fn any_type(&mut self) -> Result<SharedShape> {
         let start = self.lexer.here();
-        let shape = self.uncounted_type(start)?;
+        if let Some(shape) = self.known_type() {
+            return Ok(shape);
+        }
+        let shape = Rc::new(self.uncounted_type(start)?);
         self.memory.take(own_bytes(&shape), start)?;
+        let text = self.lexer.slice(self.lexer.since(start));
+        if text.starts_with(TENSOR) && self.lexer.to_bracket(start) == Some(text) {
+            self.known_types.insert(text, Rc::clone(&shape));
+        }
         Ok(shape)
+    }
+
+    /// The type of a constant.
+    pub(super) fn tensor_type(&mut self) -> Result<SharedShape> {
+        match self.known_type() {
+            Some(shape) => Ok(shape),
+            None => self.array_type().map(Rc::new),
+        }
+    }
+
+    /// Passes a type of a tensor that was read before. Only one that has no brackets within its own is known.
+    fn known_type(&mut self) -> Option<SharedShape> {
+        if !self.lexer.starts_with(TENSOR) {
+            return None;
+        }
+        let start = self.lexer.here();
+        let text = self.lexer.to_bracket(start)?;
+        let shape = self.known_types.get(text)?;
+        self.lexer.pass(text);
+        Some(Rc::clone(shape))
     }
 
     fn uncounted_type(&mut self, start: usize) -> Result<ShapeProto> {
@@ -90,12 +144,10 @@ impl<'a> Parser<'a> {
             }
             // The type of an asynchronous op's result; a tuple stands for several values.
             "stablehlo.future" => self.nested(|parser| {
-                let mut values = parser.list('<', '>', ["after \"future\"", "in a future"], Self::any_type)?;
-                Ok(if values.len() == 1 { values.remove(0) } else { tuple(values) })
+                let mut values = parser.tuple_of(["after \"future\"", "in a future"])?;
+                Ok(if values.tuple_shapes.len() == 1 { values.tuple_shapes.remove(0) } else { values })
             }),
-            "mhlo.async_bundle" => self.nested(|parser| {
-                parser.list('<', '>', ["after \"async_bundle\"", "in a bundle"], Self::any_type).map(tuple)
-            }),
+            "mhlo.async_bundle" => self.nested(|parser| parser.tuple_of(["after \"async_bundle\"", "in a bundle"])),
             _ if name.starts_with("quant") => {
                 fault(start, "a quantized type, !quant.uniform, has no HLO; lower the model without quantization")
             }
@@ -103,7 +155,7 @@ impl<'a> Parser<'a> {
                 Some(shape) => {
                     self.copy(parts(&shape), start)?;
                     self.memory.take_shape(&shape, start)?;
-                    Ok(shape)
+                    Ok(ShapeProto::clone(&shape))
                 }
                 None => fault(start, format!("unknown type !{name}")),
             },
@@ -112,11 +164,11 @@ impl<'a> Parser<'a> {
 
     fn tuple_type(&mut self) -> Result<ShapeProto> {
         self.lexer.eat_word("tuple");
-        self.list('<', '>', ["after \"tuple\"", "in a tuple type"], Self::any_type).map(tuple)
+        self.tuple_of(["after \"tuple\"", "in a tuple type"])
     }
 
     /// `tensor<8x16xf32>`.
-    pub(super) fn array_type(&mut self) -> Result<ShapeProto> {
+    fn array_type(&mut self) -> Result<ShapeProto> {
         let start = self.lexer.here();
         if self.lexer.peek() == Some(b'!') {
             return self.dialect_type();

@@ -28,6 +28,8 @@ mod values;
 pub use error::BytecodeError;
 pub(crate) use export::module_of_export;
 
+use std::borrow::Cow;
+
 use super::convert;
 use super::lexer::Span;
 use super::location::Location;
@@ -103,13 +105,13 @@ fn locations<'a>(file: &File<'a>, parser: &mut Parser<'a>) -> Result<()> {
 
 /// The location of a kind and its bytes; an unknown one of any other attribute.
 fn location<'a>(file: &File<'a>, code: u64, mut bytes: Bytes<'a>) -> Result<Location<'a>> {
-    let text = |bytes: &mut Bytes<'a>| -> Result<String> {
+    let text = |bytes: &mut Bytes<'a>| -> Result<Cow<'a, str>> {
         let index = bytes.index()?;
         let string = match file.attributes.get(index as usize).map(|entry| texts::code(*entry)).transpose()?.flatten() {
             Some((2 | 3, mut own)) => file.string(&mut own)?,
             _ => return bytes.fault("expected a string in a location"),
         };
-        Ok(String::from_utf8_lossy(string).into_owned())
+        Ok(String::from_utf8_lossy(string))
     };
     let number = |bytes: &mut Bytes<'a>| bytes.number().map(|number| i64::try_from(number).unwrap_or(0));
     Ok(match code {

@@ -44,6 +44,14 @@ pub(in crate::stablehlo) enum Encoding {
     Own(for<'a> fn(&mut Texts<'a, '_>, &mut Bytes<'a>) -> Result<()>),
 }
 
+/// The fate of an entry whose kind is unknown.
+#[derive(Clone, Copy)]
+enum Unknown {
+    /// An attribute is kept by its kind alone: the op that needs it misses it.
+    Kept,
+    Refused,
+}
+
 /// The encoding of a kind of a dialect.
 type EncodingOf = fn(&str, u64) -> Option<Encoding>;
 
@@ -190,7 +198,7 @@ impl<'a, 'f> Texts<'a, 'f> {
 
     fn write_inner(&mut self, entry: Entry<'a>, position: usize) -> Result<()> {
         let start = self.text.len();
-        self.nested(position, |texts| texts.write_entry(entry, texts.tables.attribute, "attribute"))?;
+        self.nested(position, |texts| texts.write_entry(entry, texts.tables.attribute, Unknown::Kept))?;
         self.memory.take(self.text.len() - start, position)
     }
 
@@ -201,7 +209,7 @@ impl<'a, 'f> Texts<'a, 'f> {
             return self.copy(span, position);
         }
         let start = self.text.len();
-        self.nested(position, |texts| texts.write_entry(entry, texts.tables.of_type, "type"))?;
+        self.nested(position, |texts| texts.write_entry(entry, texts.tables.of_type, Unknown::Refused))?;
         self.memory.take(self.text.len() - start, position)?;
         self.types[index as usize] = Some(Span { start, end: self.text.len() });
         Ok(())
@@ -223,25 +231,26 @@ impl<'a, 'f> Texts<'a, 'f> {
         result
     }
 
-    fn write_entry(&mut self, entry: Entry<'a>, encoding: EncodingOf, what: &str) -> Result<()> {
+    fn write_entry(&mut self, entry: Entry<'a>, encoding: EncodingOf, unknown: Unknown) -> Result<()> {
         let mut bytes = entry.bytes;
         let Some((code, own)) = code(entry)? else {
             self.text.push_str(bytes.text()?);
             return Ok(());
         };
         let Some(encoding) = encoding(entry.dialect, code) else {
-            // An attribute that is needed is missed by the op that needs it.
-            if what == "attribute" {
-                _ = write!(self.text, "#{}.kind_{code}<>", entry.dialect);
-                return Ok(());
-            }
-            return fault(
-                own.here(),
-                format!(
-                    "the dialect {} has a {what} of kind {code}, which is not read; give the module as text",
-                    entry.dialect
+            return match unknown {
+                Unknown::Kept => {
+                    _ = write!(self.text, "#{}.kind_{code}<>", entry.dialect);
+                    Ok(())
+                }
+                Unknown::Refused => fault(
+                    own.here(),
+                    format!(
+                        "the dialect {} has a type of kind {code}, which is not read; give the module as text",
+                        entry.dialect
+                    ),
                 ),
-            );
+            };
         };
         bytes = own;
         match encoding {

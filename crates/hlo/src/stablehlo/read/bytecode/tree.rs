@@ -1,19 +1,19 @@
 //! Ops as the reader of text gives them: with names of today, and with the attributes that a text would have.
 
 use std::borrow::Cow;
+use std::rc::Rc;
 
 use super::super::attribute::{Attribute, Attributes, Value};
 use super::super::lexer::Span;
 use super::super::literal::DenseBody;
 use super::super::operation::{Argument, Operand, Operation, Region};
 use super::super::parser::{Parser, of_today};
-use super::super::types::Types;
+use super::super::types::{ShapeList, SharedShape, Types};
 use super::file::{File, OpName, is_cast, without_version};
 use super::regions::{Encoded, EncodedOperation, EncodedRegion, ValueNumber};
 use super::texts::Known;
 use super::values::ValueName;
 use crate::parse::{Result, fault};
-use crate::proto::ShapeProto;
 
 /// Attributes of VHLO that are the fields of one of StableHLO's: the op, the attribute and the fields.
 pub(in crate::stablehlo) const JOINED: &[(&str, &str, &[&str])] = &[
@@ -107,7 +107,7 @@ pub(super) struct Tree<'t, 'p> {
     pub(super) parser: &'p mut Parser<'t>,
     /// Attributes and types that are read, each with its size.
     pub(super) attributes: Vec<Option<(Attribute<'t>, usize)>>,
-    pub(super) shapes: Vec<Option<ShapeProto>>,
+    pub(super) shapes: Vec<Option<SharedShape>>,
     /// The offset of places in the file: they are after those in the text.
     pub(super) offset: usize,
 }
@@ -155,12 +155,13 @@ impl<'t> Tree<'t, '_> {
             false => encoded.results.clone().map(|value| self.shape_of(value, position)).collect::<Result<_>>()?,
         };
         if name == "func.func" {
-            operation.types = Types { inputs: Vec::new(), results: Some(self.function_results(encoded, position)?) };
+            operation.types =
+                Types { inputs: ShapeList::new(), results: Some(self.function_results(encoded, position)?) };
         }
         let is_function = name == "func.func";
         if let Some(applied) = self.applied(&operation, encoded) {
             let attribute = Attribute { value: Value::Word(applied), span: Span { start: position, end: position } };
-            operation.attributes.0.push(("applies".to_owned(), attribute));
+            operation.attributes.0.push(("applies".into(), attribute));
             return Ok(operation);
         }
         for region in encoded.regions.iter().filter(|region| !is_function || !region.operations.is_empty()) {
@@ -190,23 +191,21 @@ impl<'t> Tree<'t, '_> {
         Operand { name: self.parser.lexer.slice(name.span), number: name.number, position }
     }
 
-    fn shape_of(&mut self, value: ValueNumber, position: usize) -> Result<ShapeProto> {
+    fn shape_of(&mut self, value: ValueNumber, position: usize) -> Result<SharedShape> {
         let kind = self.encoded.types.get(value as usize).copied().unwrap_or(u32::MAX);
-        let shape = self.shape(kind, position)?;
-        self.parser.memory.take_shape(&shape, position)?;
-        Ok(shape)
+        self.shape(kind, position)
     }
 
     /// The shape of a type.
-    fn shape(&mut self, kind: u32, position: usize) -> Result<ShapeProto> {
+    fn shape(&mut self, kind: u32, position: usize) -> Result<SharedShape> {
         let (Some(known), Some(Some(span))) = (self.shapes.get(kind as usize), self.types.get(kind as usize)) else {
             return fault(position, format!("there is no type of number {kind}"));
         };
         if let Some(shape) = known {
-            return Ok(shape.clone());
+            return Ok(Rc::clone(shape));
         }
         let shape = within(self.parser, *span, Parser::any_type)?;
-        self.shapes[kind as usize] = Some(shape.clone());
+        self.shapes[kind as usize] = Some(Rc::clone(&shape));
         Ok(shape)
     }
 
@@ -215,7 +214,7 @@ impl<'t> Tree<'t, '_> {
         let mut attributes = Attributes::default();
         for list in encoded.attributes.into_iter().flatten() {
             for &(name, index) in lists.lists.get(list as usize).map(Vec::as_slice).unwrap_or_default() {
-                attributes.0.push((name.to_owned(), self.attribute(index, position)?));
+                attributes.0.push((name.into(), self.attribute(index, position)?));
             }
         }
         Ok(attributes)
@@ -246,7 +245,7 @@ impl<'t> Tree<'t, '_> {
     }
 
     /// The types of a function's results.
-    fn function_results(&mut self, encoded: &EncodedOperation, position: usize) -> Result<Vec<ShapeProto>> {
+    fn function_results(&mut self, encoded: &EncodedOperation, position: usize) -> Result<ShapeList> {
         let lists = encoded.attributes.into_iter().flatten();
         let mut pairs = lists.filter_map(|list| self.encoded.lists.get(list as usize)).flatten();
         let index = pairs.find(|(name, _)| *name == "function_type").map(|(_, index)| *index);
@@ -304,19 +303,19 @@ fn as_stablehlo<'t>(name: &str, attributes: &mut Attributes<'t>) {
         _ => false,
     };
     let has_layouts = LAYOUTS.iter().any(|name| attributes.get(name).is_some_and(|attribute| !is_empty(attribute)));
-    let may_go = |(name, attribute): &(String, Attribute<'t>)| match name.as_str() {
+    let may_go = |(name, attribute): &(Cow<'t, str>, Attribute<'t>)| match name.as_ref() {
         "backend_config" | "composite_attributes" => true,
         name if LAYOUTS.contains(&name) => !has_layouts,
         _ => matches!(attribute.value, Value::Word(_)),
     };
     attributes.0.retain(|entry| !(may_go(entry) && is_empty(&entry.1)));
     for (_, joined, fields) in JOINED.iter().filter(|(op, ..)| *op == name) {
-        let is_field = |(name, _): &(String, Attribute<'t>)| fields.contains(&name.as_str());
-        let found: Vec<(String, Attribute<'t>)> = attributes.0.extract_if(.., |entry| is_field(entry)).collect();
+        let is_field = |(name, _): &(Cow<'t, str>, Attribute<'t>)| fields.contains(&name.as_ref());
+        let found: Vec<(Cow<'t, str>, Attribute<'t>)> = attributes.0.extract_if(.., |entry| is_field(entry)).collect();
         if let Some((_, first)) = found.first() {
             let span = first.span;
             let value = Value::Dictionary(Attributes(found));
-            attributes.0.push(((*joined).to_owned(), Attribute { value, span }));
+            attributes.0.push(((*joined).into(), Attribute { value, span }));
         }
     }
 }

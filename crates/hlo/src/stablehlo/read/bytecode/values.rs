@@ -86,7 +86,7 @@ pub(super) fn name<'a>(
 type Waiting<'n> = Vec<(&'n EncodedRegion, bool, NameCounters)>;
 
 impl<'n> ValueNames<'n, '_> {
-    /// ValueNames the results of ops. Their regions go on after the last one.
+    /// Names the results of ops. Their regions go on after the last one.
     fn block(&mut self, operations: &'n [EncodedOperation], numbers: &mut NameCounters, waiting: &mut Waiting<'n>) {
         for operation in operations {
             let results = operation.results.clone();

@@ -49,8 +49,10 @@ impl<'a> Body<'a> {
         let allowed = |letter: char| {
             if letter.is_ascii_alphanumeric() || matches!(letter, '_' | '.' | '-') { letter } else { '_' }
         };
-        self.stem = stem.chars().map(allowed).collect();
-        self.number = number.chars().map(allowed).collect();
+        self.stem.clear();
+        self.stem.extend(stem.chars().map(allowed));
+        self.number.clear();
+        self.number.extend(number.chars().map(allowed));
     }
 
     /// The name of an instruction of this op.
@@ -72,7 +74,9 @@ impl<'a> Body<'a> {
         if instruction.name.is_empty() {
             instruction.name = self.name(&instruction.opcode);
         }
-        instruction.metadata = instruction.metadata.or_else(|| self.metadata.clone());
+        if instruction.metadata.is_none() {
+            instruction.metadata.clone_from(&self.metadata);
+        }
         self.instructions.push(instruction);
         place
     }
@@ -107,7 +111,7 @@ impl<'a> Body<'a> {
 
     /// A parameter for an argument of a region, under its name.
     pub(super) fn argument(&mut self, argument: &Argument<'a>) {
-        let place = self.parameter(argument.name, argument.shape.clone());
+        let place = self.parameter(argument.name, ShapeProto::clone(&argument.shape));
         self.define(argument.name, smallvec![place]);
     }
 

@@ -187,7 +187,7 @@ pub(super) fn exchange(
     if split == concatenated {
         return Ok(exchanged);
     }
-    let results = operation.result_types()?.to_vec();
+    let results = operation.result_shapes()?;
     if results.len() != count {
         return operation.fault(format!("it has {count} operands and {} results", results.len()));
     }

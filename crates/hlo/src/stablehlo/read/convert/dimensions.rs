@@ -290,7 +290,7 @@ impl<'a> Conversion<'_, 'a, '_> {
                     Value::Dialect { .. } | Value::Dictionary(_) => {
                         waiting.push(self.converter.parser.fields_of(&value, &key)?);
                     }
-                    _ => numbers.push((key.clone(), self.converter.integers_of(&value, &key)?)),
+                    _ => numbers.push((key.clone().into_owned(), self.converter.integers_of(&value, &key)?)),
                 }
             }
         }

@@ -112,20 +112,21 @@ fn constant(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         }
         _ => return attribute.fault("the value of a constant", "dense<...>"),
     };
+    let shape = ShapeProto::clone(shape);
     let count = shape.dimensions.iter().fold(1i64, |count, &size| count.saturating_mul(size));
     let read = |found, shape: &ShapeProto| literal(found, shape, &parser.memory, op.operation.position);
     let Some(found) = found else {
         let elided = LiteralProto { shape: Some(shape.clone()), ..LiteralProto::default() };
-        return Ok(smallvec![push_constant(op.body, shape.clone(), elided)]);
+        return Ok(smallvec![push_constant(op.body, shape, elided)]);
     };
     if found.is_splat && count >= LARGE_SPLAT {
         let scalar = array(PrimitiveType::try_from(shape.element_type).unwrap_or_default(), Vec::new());
         let value = read(&found, &scalar)?;
         let value = push_constant(op.body, scalar, value);
-        return Ok(smallvec![op.body.simple("broadcast", shape.clone(), &[value])]);
+        return Ok(smallvec![op.body.simple("broadcast", shape, &[value])]);
     }
-    let value = read(&found, shape)?;
-    Ok(smallvec![push_constant(op.body, shape.clone(), value)])
+    let value = read(&found, &shape)?;
+    Ok(smallvec![push_constant(op.body, shape, value)])
 }
 
 /// `{value = 3.2 : f32}`: one number in the shape of the operand.

@@ -89,7 +89,7 @@ impl<'a> Converter<'a, '_> {
         let mut body = Body::default();
         let mut module = HloModuleProto::default();
         let (mut aliases, mut donors) = (Vec::new(), Vec::new());
-        let result_count = function.types.results.as_ref().map_or(0, Vec::len);
+        let result_count = function.types.results.as_ref().map_or(0, |results| results.len());
         let (argument_attributes, result_attributes) = signature_attributes(function)?;
         for (number, (argument, attributes)) in region.arguments.iter().zip(&argument_attributes).enumerate() {
             self.parameter(&mut body, argument, attributes)?;
@@ -152,7 +152,7 @@ impl<'a> Converter<'a, '_> {
 
     fn parameter(&mut self, body: &mut Body<'a>, argument: &Argument<'a>, attributes: &Attributes<'a>) -> Result<()> {
         body.metadata = self.frames.metadata(argument.location);
-        let mut shape = argument.shape.clone();
+        let mut shape = ShapeProto::clone(&argument.shape);
         let (number, name) = HOST_MEMORY;
         if let (Some(kind), Some(layout)) = (attributes.get("mhlo.memory_kind"), &mut shape.layout)
             && kind.string("mhlo.memory_kind")? == name

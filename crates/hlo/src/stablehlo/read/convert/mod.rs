@@ -13,6 +13,8 @@ mod shardy;
 mod transfers;
 mod windows;
 
+use std::borrow::Cow;
+
 use body::{Body, Site, Sites};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::smallvec;
@@ -75,7 +77,7 @@ impl Conversion<'_, '_, '_> {
 
     /// Adds an instruction with all operands and results of the op, which calls computations.
     fn calling(&mut self, opcode: &str, called: Vec<i64>, set: impl FnOnce(&mut HloInstructionProto)) -> Result<Sites> {
-        let shapes = self.operation.result_types()?.to_vec();
+        let shapes = self.operation.result_shapes()?;
         let count = shapes.len();
         let mut instruction = self.body.instruction(opcode, one_or_tuple(shapes), &self.operands()?);
         instruction.called_computation_ids = called;
@@ -333,7 +335,7 @@ impl<'a, 'o> Converter<'a, 'o> {
         const NAME: &str = "mhlo.frontend_attributes";
         let Some(attribute) = attributes.get(NAME) else { return Ok(FrontendAttributes::default()) };
         let Value::Dictionary(entries) = &attribute.value else { return attribute.fault(NAME, "{key = \"value\"}") };
-        let entry = |(key, value): &(String, Attribute<'a>)| (key.clone(), self.text_of(value));
+        let entry = |(key, value): &(Cow<'a, str>, Attribute<'a>)| (key.clone().into_owned(), self.text_of(value));
         Ok(FrontendAttributes { map: entries.0.iter().map(entry).collect() })
     }
 
@@ -347,8 +349,8 @@ impl<'a, 'o> Converter<'a, 'o> {
 
     /// All attributes of an op as text, `{a = 1 : i64, b = true}`; empty if it has none.
     fn text_of_attributes(&self, operation: &Operation<'a>) -> String {
-        let text = |(name, value): &(String, Attribute<'a>)| match value.value {
-            Value::Unit => name.clone(),
+        let text = |(name, value): &(Cow<'a, str>, Attribute<'a>)| match value.value {
+            Value::Unit => name.clone().into_owned(),
             _ => format!("{name} = {}", self.parser.lexer.slice(value.span)),
         };
         let all: Vec<String> = operation.attributes.0.iter().map(text).collect();

@@ -192,7 +192,7 @@ impl<'a> Converter<'a, '_> {
         let region = operation.region(region)?;
         let mut inner = Body::default();
         inner.metadata = body.metadata.clone();
-        let arguments = region.arguments.iter().map(|argument| argument.shape.clone());
+        let arguments = region.arguments.iter().map(|argument| ShapeProto::clone(&argument.shape));
         let shapes: Vec<ShapeProto> = arguments.chain(captured.places().map(|place| body.shape(place))).collect();
         let only = shapes.len() == 1;
         let names = region.arguments.iter().map(|argument| argument.name);
@@ -272,7 +272,7 @@ fn conditional(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         let places: Sites = captured.places().collect();
         all.push(op.body.joined(&places));
     }
-    let shapes = operation.result_types()?.to_vec();
+    let shapes = operation.result_shapes()?;
     let count = shapes.len();
     let mut instruction = op.body.instruction("conditional", one_or_tuple(shapes), &all);
     instruction.called_computation_ids = branches;
@@ -350,7 +350,7 @@ fn scan(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
         Some(_) => TriState::False,
     };
     let scanned = op.applied(0, "scanned")?;
-    let shapes = operation.result_types()?.to_vec();
+    let shapes = operation.result_shapes()?;
     let mut instruction = op.body.instruction("scan", tuple(shapes), &op.operands()?);
     instruction.called_computation_ids = vec![scanned];
     instruction.dimensions = vec![dimension];

@@ -173,7 +173,7 @@ fn read_mesh(mut lexer: Lexer<'_>, name: String, text: &str) -> Result<ShardyMes
     lexer.expect("[", "before the axes of a mesh")?;
     while !lexer.eat("]") {
         let start = lexer.here();
-        let axis = lexer.string()?;
+        let axis = lexer.string()?.into_owned();
         lexer.expect("=", "after the name of an axis")?;
         let size = lexer.integer("the size of an axis")?;
         if size < 1 {
@@ -526,7 +526,7 @@ impl<'a> Converter<'a, '_> {
         }
         let mut axes = Vec::new();
         while !lexer.is_at_end() {
-            axes.push(lexer.string()?);
+            axes.push(lexer.string()?.into_owned());
             if !lexer.eat(",") && !lexer.is_at_end() {
                 return lexer.unexpected("',' after an axis");
             }
@@ -561,7 +561,7 @@ fn manual_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let arguments = match count {
         0 => Sites::new(),
         _ => {
-            let shapes = region.arguments.iter().map(|argument| argument.shape.clone()).collect();
+            let shapes = region.arguments.iter().map(|argument| ShapeProto::clone(&argument.shape)).collect();
             change(op, ["GlobalToLocalShape", "global_to_local", "in_shardings"], shapes, &operands)?
         }
     };
@@ -571,7 +571,7 @@ fn manual_computation(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     op.converter.manual.truncate(outer);
     let computation = usize::try_from(called).ok().and_then(|id| op.converter.computations.get(id));
     let shape = computation.and_then(|it| it.program_shape.as_ref()?.result.clone()).unwrap_or_default();
-    let results = operation.result_types()?.to_vec();
+    let results = operation.result_shapes()?;
     let local_count = if results.len() == 1 { 1 } else { shape.tuple_shapes.len() };
     if results.len() != local_count {
         return operation.fault(format!("it has {} results, and its region returns {local_count}", results.len()));

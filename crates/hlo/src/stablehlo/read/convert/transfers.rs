@@ -71,7 +71,7 @@ fn send(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
 /// The results are the values, and a token last.
 fn recv(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (transfer, order) = (Transfer::of(op)?, op.operand()?);
-    let mut shapes = op.operation.result_types()?.to_vec();
+    let mut shapes = op.operation.result_shapes()?;
     if shapes.pop().is_none() {
         return op.operation.fault("expected a token as the last result");
     }
@@ -92,7 +92,7 @@ fn recv(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
 /// The results are the values, which HLO has in a tuple even if there is one, and a token last.
 fn infeed(op: &mut Conversion<'_, '_, '_>) -> Result<Sites> {
     let (config, order) = (config(op, "infeed_config")?, op.operand()?);
-    let mut shapes = op.operation.result_types()?.to_vec();
+    let mut shapes = op.operation.result_shapes()?;
     if shapes.pop().is_none() {
         return op.operation.fault("expected a token as the last result");
     }

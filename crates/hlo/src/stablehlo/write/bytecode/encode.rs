@@ -197,7 +197,7 @@ impl Encoder {
             Value::Dictionary(Attributes(entries)) => {
                 let mut encoded = Vec::with_capacity(entries.len());
                 for (name, value) in entries {
-                    encoded.push((name.as_str(), self.value(parser, value, dialect)?));
+                    encoded.push((name.as_ref(), self.value(parser, value, dialect)?));
                 }
                 Ok(self.dictionary(encoded, dialect))
             }
