@@ -142,7 +142,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// The text from a place to the next closing angle bracket.
-    pub(super) fn to_bracket(&self, start: usize) -> Option<&'a str> {
+    pub(super) fn until_bracket(&self, start: usize) -> Option<&'a str> {
         let rest = self.text.as_bytes().get(start..self.end)?;
         let length = memchr::memchr(b'>', rest)? + 1;
         Some(self.slice(Span { start, end: start + length }))

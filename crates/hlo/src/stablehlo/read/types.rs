@@ -88,7 +88,7 @@ impl<'a> Parser<'a> {
         let shape = Rc::new(self.uncounted_type(start)?);
         self.memory.take(own_bytes(&shape), start)?;
         let text = self.lexer.slice(self.lexer.since(start));
-        if text.starts_with(TENSOR) && self.lexer.to_bracket(start) == Some(text) {
+        if text.starts_with(TENSOR) && self.lexer.until_bracket(start) == Some(text) {
             self.known_types.insert(text, Rc::clone(&shape));
         }
         Ok(shape)
@@ -108,7 +108,7 @@ impl<'a> Parser<'a> {
             return None;
         }
         let start = self.lexer.here();
-        let text = self.lexer.to_bracket(start)?;
+        let text = self.lexer.until_bracket(start)?;
         let shape = self.known_types.get(text)?;
         self.lexer.pass(text);
         Some(Rc::clone(shape))
