@@ -42,6 +42,7 @@
 //! | [`sharding`] | Rules from logical axes to specs, and propagation of specs. |
 //! | [`partition`] | The program of one device, with its collectives and their [`Ledger`](partition::Ledger). |
 //! | [`emit`] | From a graph to an `HloModuleProto`. |
+//! | [`import`] | From an HLO module to a graph: the inverse. |
 //! | [`compile`](mod@compile) | The order of the passes, and the way from a function to a program that runs. |
 //! | [`hlo`], [`analysis`] | The crates `meshloom-hlo` and `meshloom-analysis`: HLO modules, and what they do. |
 //! | [`pjrt`] | The crate `meshloom-pjrt`: plugins. |
@@ -77,6 +78,7 @@ pub mod transform;
 pub mod sharding;
 pub mod partition;
 pub mod emit;
+pub mod import;
 pub mod kernels;
 pub mod compile;
 #[doc(hidden)]

@@ -54,6 +54,9 @@ pub enum Error {
     /// The caller's fault: a pass to leave out that does not exist.
     #[error("there is no pass `{name}`{suggestion}; the passes are listed in `compile::PASSES`")]
     UnknownPass { name: String, suggestion: String },
+    /// The module's fault, or a limit of meshloom: it cannot be imported.
+    #[error(transparent)]
+    Import(#[from] Box<crate::import::ImportError>),
     /// The program's or the specs' fault: the program of one device cannot be made.
     #[error(transparent)]
     Partition(#[from] crate::partition::PartitionError),

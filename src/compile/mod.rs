@@ -11,6 +11,7 @@
 
 mod error;
 mod function;
+mod import;
 mod lower;
 mod options;
 mod passes;
@@ -20,6 +21,7 @@ mod stages;
 
 pub use error::{AliasProblem, ArgumentError, Error};
 pub use function::{CompiledFunction, compile};
+pub use import::lower_module;
 pub use lower::{lower, lower_as_traced};
 pub use options::{LowerOptions, PartitionMode};
 pub use passes::{LOCAL_PASSES, PASSES, Pass};

@@ -168,6 +168,10 @@ impl Graph {
         self.output_info = info;
     }
 
+    pub(crate) fn set_input_info(&mut self, info: Vec<PortInfo>) {
+        self.input_info = info;
+    }
+
     /// Number of values: inputs and results.
     #[inline]
     pub fn value_count(&self) -> usize {

@@ -133,3 +133,5 @@ impl Primitive for Clamp {
         context.finish();
     }
 }
+
+import!(Clamp: "clamp" => |_| Some(Clamp));

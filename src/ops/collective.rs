@@ -209,3 +209,5 @@ impl Primitive for AxisIndex {
         context.axis_index(&self.group);
     }
 }
+
+import!(AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, AxisIndex: in_parts);

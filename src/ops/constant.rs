@@ -194,3 +194,29 @@ impl Primitive for Iota {
         context.finish();
     }
 }
+
+impl Import for Constant {
+    const OPCODES: &'static [&'static str] = &["constant"];
+
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let proto = context.instruction().literal.as_deref();
+        let Some(literal) = proto.and_then(meshloom_hlo::literal_of_proto) else { return Ok(None) };
+        // A scalar is a splat, if its number says all of it.
+        if let ([number], 0) = (literal.to_f64_vec().as_slice(), literal.ty().rank()) {
+            let splat = Splat::new(literal.ty().clone(), *number);
+            let (bytes, count) = splat.element_bytes();
+            if bytes[..count] == *literal.bytes() {
+                return applied(context, Some(splat.into()));
+            }
+        }
+        applied(context, Some(Constant(Box::new(literal)).into()))
+    }
+}
+
+// The rule of `Constant` makes scalars, and that of `BroadcastInDim` the others.
+import!(Splat: in_parts);
+
+import!(Iota: "iota" => |context| {
+    let axis = usize::try_from(*context.instruction().dimensions.first()?).ok()?;
+    Some(Iota { ty: context.result_types().first()?.clone(), axis })
+});

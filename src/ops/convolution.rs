@@ -374,3 +374,5 @@ impl Primitive for Convolution {
         context.finish();
     }
 }
+
+import!(Convolution: in_parts);

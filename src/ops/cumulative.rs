@@ -223,3 +223,5 @@ impl GraphBuilder {
         self.binary(BinaryKind::Multiply, before?, after?)
     }
 }
+
+import!(Cumulative: in_parts);

@@ -265,3 +265,5 @@ impl Primitive for CustomCall {
         context.finish_all();
     }
 }
+
+import!(CustomCall: in_parts);

@@ -285,3 +285,31 @@ impl Primitive for DotGeneral {
         context.finish();
     }
 }
+
+impl Precision {
+    /// The precision that both operands of an instruction have; `None` for one that no variant is.
+    fn of_config(config: Option<&proto::PrecisionConfig>) -> Option<Precision> {
+        let Some(config) = config else { return Some(Precision::Default) };
+        let is = |precision: Precision| {
+            let all = precision.config().map(|config| config.operand_precision).unwrap_or_default();
+            let stated = &config.operand_precision;
+            *stated == all || all.is_empty() && stated.iter().all(|&one| one == 0)
+        };
+        let found = [Precision::Default, Precision::High, Precision::Highest].into_iter().find(|&one| is(one));
+        found.filter(|_| config.algorithm == 0)
+    }
+}
+
+import!(DotGeneral: "dot" => |context| {
+    let dtype = context.result_types().first()?.dtype;
+    let instruction = context.instruction();
+    let numbers = instruction.dot_dimension_numbers.as_deref()?;
+    let dims = DotDims {
+        lhs_batch: axes(&numbers.lhs_batch_dimensions)?,
+        rhs_batch: axes(&numbers.rhs_batch_dimensions)?,
+        lhs_contract: axes(&numbers.lhs_contracting_dimensions)?,
+        rhs_contract: axes(&numbers.rhs_contracting_dimensions)?,
+    };
+    let precision = Precision::of_config(instruction.precision_config.as_deref())?;
+    Some(DotGeneral { dims: Box::new(dims), dtype, precision })
+});

@@ -278,3 +278,8 @@ fn update_each(context: &mut BatchContext<'_>) -> Result<(), OpError> {
     let scatter = Scatter { dims: Box::new(dims), kind: ScatterKind::Set, promise };
     context.apply(scatter, &[operands[0], starts, operands[1]])
 }
+
+import!(DynamicSlice: "dynamic-slice" => |context| {
+    Some(DynamicSlice { sizes: context.result_types().first()?.dims.clone() })
+});
+import!(DynamicUpdateSlice: "dynamic-update-slice" => |_| Some(DynamicUpdateSlice));

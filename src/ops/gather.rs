@@ -687,3 +687,51 @@ impl Primitive for Scatter {
         context.set_result(0, result);
     }
 }
+
+import!(Gather: "gather" => |context| {
+    let instruction = context.instruction();
+    let numbers = instruction.gather_dimension_numbers.as_deref()?;
+    let dims = GatherDims {
+        offset_dims: axes(&numbers.offset_dims)?,
+        collapsed_dims: axes(&numbers.collapsed_slice_dims)?,
+        operand_batch_dims: axes(&numbers.operand_batching_dims)?,
+        indices_batch_dims: axes(&numbers.start_indices_batching_dims)?,
+        start_index_map: axes(&numbers.start_index_map)?,
+        index_vector_dim: usize::try_from(numbers.index_vector_dim).ok()?,
+    };
+    let promise = IndexPromise { sorted: instruction.indices_are_sorted, ..IndexPromise::default() };
+    Some(Gather { dims: Box::new(dims), slice_sizes: axes(&instruction.gather_slice_sizes)?, promise })
+});
+
+impl ScatterKind {
+    /// The kind whose combiner a computation is.
+    fn of_combiner(computation: &proto::HloComputationProto) -> Option<ScatterKind> {
+        // One that returns its second parameter replaces.
+        let root = computation.instructions.iter().find(|it| it.id == computation.root_id)?;
+        if root.opcode == "parameter" && root.parameter_number == 1 {
+            return Some(ScatterKind::Set);
+        }
+        let (kind, _) = combiner(computation)?;
+        ScatterKind::ALL.into_iter().find(|scatter| scatter.reduction() == Some(kind))
+    }
+}
+
+import!(Scatter: "scatter" => |context| {
+    let kind = ScatterKind::of_combiner(context.computation(0)?)?;
+    let instruction = context.instruction();
+    let numbers = instruction.scatter_dimension_numbers.as_deref()?;
+    let dims = GatherDims {
+        offset_dims: axes(&numbers.update_window_dims)?,
+        collapsed_dims: axes(&numbers.inserted_window_dims)?,
+        operand_batch_dims: axes(&numbers.input_batching_dims)?,
+        indices_batch_dims: axes(&numbers.scatter_indices_batching_dims)?,
+        start_index_map: axes(&numbers.scatter_dims_to_operand_dims)?,
+        index_vector_dim: usize::try_from(numbers.index_vector_dim).ok()?,
+    };
+    let promise = IndexPromise {
+        sorted: instruction.indices_are_sorted,
+        unique: instruction.unique_indices,
+        ..IndexPromise::default()
+    };
+    Some(Scatter { dims: Box::new(dims), kind, promise })
+});

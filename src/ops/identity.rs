@@ -246,3 +246,7 @@ impl Primitive for StopGradient {
     rules!(infer: identity, facts: IDENTITY, derivatives: none, factors: pointwise, batch: unchanged);
     rules!(partition: unchanged, emit: forwarded);
 }
+
+import!(Barrier: "opt-barrier" => |_| Some(Barrier));
+// Constraints are read with the mesh that they refer to, which no op knows.
+import!(Named, MoveTo, WithAxes, Reshard, StopGradient: in_parts);

@@ -255,3 +255,5 @@ impl Primitive for KernelCall {
         context.apply(self.clone(), &operands)
     }
 }
+
+import!(KernelCall: in_parts);

@@ -53,9 +53,10 @@ pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
 pub use context::{
-    BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId,
-    JvpContext, PartitionContext, VjpContext,
+    BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, ImportContext,
+    InstructionId, JvpContext, PartitionContext, Recognize, Recognized, VjpContext,
 };
+pub(crate) use context::Import;
 pub(crate) use context::{PartitionPorts, Stretch, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
@@ -216,6 +217,12 @@ macro_rules! op_table {
                     $(Op::$region(op) => Facts::of_bodies(&op.bodies()),)*
                 }
             }
+
+            /// The opcodes of the instructions that each op may be, with the import rule of the op.
+            pub(crate) const IMPORT_RULES: &'static [(&'static [&'static str], Recognize)] = &[
+                $(($primitive::OPCODES, $primitive::recognize),)*
+                $(($region::OPCODES, $region::recognize),)*
+            ];
 
             /// The name in text forms and messages.
             pub fn name(&self) -> &'static str {

@@ -348,3 +348,5 @@ fn cumulative_sum(context: &mut dyn EmitContext, ty: &TensorType) -> Instruction
     instruction.called_computation_ids.push(combiner);
     context.commit()
 }
+
+import!(RaggedDot: in_parts);

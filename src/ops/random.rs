@@ -96,3 +96,5 @@ impl Primitive for Threefry {
         context.finish_all();
     }
 }
+
+import!(Threefry: in_parts);

@@ -262,3 +262,34 @@ pub(super) fn emit_arg_reduce(
     let position = context.element(pair, 1, &index_type);
     context.set_result(0, position);
 }
+
+impl Import for Reduce {
+    const OPCODES: &'static [&'static str] = &["reduce"];
+
+    /// A fold of one array by a kind. One that starts at another element than the identity combines with it at last.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let &[operand, start] = context.operands() else { return Ok(None) };
+        let found = context.computation(0).and_then(combiner);
+        let dimensions: Option<AxisList> = axes(&context.instruction().dimensions);
+        let (Some((kind, dtype)), Some(dimensions)) = (found, dimensions) else { return Ok(None) };
+        let [result] = context.result_types() else { return Ok(None) };
+        let (is_narrow, result) = (result.dtype != dtype, result.clone());
+        let builder = context.builder();
+        if is_narrow || builder.ty(operand).dtype != dtype {
+            return Ok(None);
+        }
+        let folded = builder.push1(Reduce { kind, axes: dimensions }, &[operand])?;
+        if *builder.ty(folded) != result {
+            return Ok(None);
+        }
+        let is_identity = builder.graph().splat(start) == Some(kind.identity(dtype));
+        if is_identity {
+            return Ok(Some(Values::from_slice(&[folded])));
+        }
+        let start = builder.broadcast(start, &result.dims, &[])?;
+        let combined = builder.binary(super::BinaryKind::from(kind), folded, start)?;
+        Ok(Some(Values::from_slice(&[combined])))
+    }
+}
+
+import!(ArgReduce: in_parts);

@@ -352,3 +352,5 @@ impl Primitive for ArgReduceWindow {
         });
     }
 }
+
+import!(ReduceWindow, ArgReduceWindow: in_parts);

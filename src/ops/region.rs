@@ -8,9 +8,12 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use super::edges::{Edge, Executions, Port, Source, Target, loop_edges, plain_edges};
-use super::rules::refuse_if;
+use super::rules::{Import, ImportContext, Recognized, import, refuse_if};
 use super::{AxisList, Op, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
-use crate::ir::{Attribute, DType, Graph, GraphTextError, OpName, Printer, Reader, TensorType, TypeError, Value};
+use crate::ir::{
+    Attribute, DType, Graph, GraphBuilder, GraphCopy, GraphTextError, OpError, OpName, PortInfo, Printer, Reader, TensorType, TypeError,
+    Value, Values,
+};
 
 /// The bodies of an op.
 pub type Bodies<'a> = SmallVec<[&'a Arc<Graph>; 3]>;
@@ -657,4 +660,98 @@ impl RegionOp for CustomVjp {
     fn executions(&self, region: usize) -> Executions {
         if region == 0 { Executions::Once } else { Executions::InDerivative }
     }
+}
+
+import!(Call: "call" => |context| Some(Call { function: context.body(0)? }));
+
+impl Import for While {
+    const OPCODES: &'static [&'static str] = &["while"];
+
+    /// A value that the body returns as it is, is the same in every iteration.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        // The body is called first, then the condition.
+        let (Some(body), Some(condition)) = (context.body(0), context.body(1)) else { return Ok(None) };
+        let operands = Values::from_slice(context.operands());
+        let counts = [body.inputs().len(), body.outputs().len(), condition.inputs().len()];
+        if counts != [operands.len(); 3] {
+            return Ok(None);
+        }
+        let is_invariant = |&index: &usize| body.outputs()[index] == body.inputs()[index];
+        let (invariants, carries): (Vec<usize>, Vec<usize>) = (0..operands.len()).partition(is_invariant);
+        let order: Vec<usize> = invariants.iter().chain(&carries).copied().collect();
+        let reordered = |graph: &Graph, outputs: Vec<Value>| {
+            let mut copy = GraphCopy::of_body(graph, order.iter().map(|&index| graph.inputs()[index]));
+            copy.all_nodes();
+            Arc::new(copy.finish_body(outputs))
+        };
+        let op = While {
+            condition: reordered(&condition, condition.outputs().to_vec()),
+            body: reordered(&body, carries.iter().map(|&index| body.outputs()[index]).collect()),
+            invariant_count: invariants.len(),
+            at_most: 0,
+            often: Often::default(),
+        };
+        let reordered: Values = order.iter().map(|&index| operands[index]).collect();
+        let results = context.builder().push(op, &reordered)?;
+        let mut all = operands;
+        carries.into_iter().zip(results).for_each(|(index, result)| all[index] = result);
+        Ok(Some(all))
+    }
+}
+
+import!(Scan, Checkpoint, CustomVjp: in_parts);
+
+impl Import for Cond {
+    const OPCODES: &'static [&'static str] = &["conditional"];
+
+    /// Each branch has operands of its own. A branch of one selector is a graph of all of them, of which it reads some.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let count = context.instruction().called_computation_ids.len();
+        let Some(bodies) = (0..count).map(|index| context.body(index)).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let operands = Values::from_slice(context.operands());
+        let Some((&selector, arguments)) = operands.split_first() else { return Ok(None) };
+        let mut own = Vec::new();
+        let mut rest = arguments;
+        for body in &bodies {
+            let Some((these, others)) = rest.split_at_checked(body.inputs().len()) else { return Ok(None) };
+            own.push(these);
+            rest = others;
+        }
+        let builder = context.builder();
+        let is_shared = own.windows(2).all(|pair| pair[0] == pair[1]);
+        let (mut branches, arguments) = match (is_shared, own.first()) {
+            (true, Some(&arguments)) => (bodies, arguments),
+            _ => {
+                let types: Vec<TensorType> = arguments.iter().map(|&value| builder.ty(value).clone()).collect();
+                let mut first = 0;
+                let branch = |body: Arc<Graph>| {
+                    let these = first..first + body.inputs().len();
+                    first = these.end;
+                    reading_some(body, &types, these)
+                };
+                (bodies.into_iter().map(branch).collect::<Result<_, OpError>>()?, arguments)
+            }
+        };
+        if builder.ty(selector).dtype == DType::Pred {
+            // The branch of `true` comes first.
+            branches.reverse();
+        }
+        let operands: Values = std::iter::once(selector).chain(arguments.iter().copied()).collect();
+        builder.push(Cond { branches, often: Often::default() }, &operands).map(Some)
+    }
+}
+
+/// A graph that calls another with some of its inputs.
+fn reading_some(
+    body: Arc<Graph>,
+    types: &[TensorType],
+    these: std::ops::Range<usize>,
+) -> Result<Arc<Graph>, OpError> {
+    let mut builder = GraphBuilder::new(body.name());
+    let inputs: Vec<Value> = types.iter().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
+    let results = builder.push(Call { function: body }, &inputs[these])?;
+    let info = vec![PortInfo::default(); results.len()];
+    Ok(Arc::new(builder.finish(results.to_vec(), info)))
 }

@@ -70,3 +70,5 @@ impl Primitive for Roll {
         context.finish();
     }
 }
+
+import!(Roll: in_parts);

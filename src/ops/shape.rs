@@ -659,3 +659,40 @@ impl Primitive for Reverse {
         context.finish();
     }
 }
+
+impl Import for BroadcastInDim {
+    const OPCODES: &'static [&'static str] = &["broadcast"];
+
+    /// A constant number that is repeated is a splat.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let (&[operand], [result]) = (context.operands(), context.result_types()) else { return Ok(None) };
+        let result = result.clone();
+        let Some(mapping) = axes(&context.instruction().dimensions) else { return Ok(None) };
+        match context.builder().graph().splat(operand) {
+            Some(number) => context.builder().push(super::Splat::new(result, number), &[]).map(Some),
+            None => applied(context, Some(BroadcastInDim { dims: result.dims, mapping }.into())),
+        }
+    }
+}
+
+import!(Reshape: "reshape" => |context| Some(Reshape { dims: context.result_types().first()?.dims.clone() }));
+import!(Transpose: "transpose" => |context| Some(Transpose { permutation: axes(&context.instruction().dimensions)? }));
+import!(Slice: "slice" => |context| {
+    let range = |range: &proto::hlo_instruction_proto::SliceDimensions| {
+        let [start, limit, stride] = [range.start, range.limit, range.stride].map(usize::try_from);
+        Some(SliceDim { start: start.ok()?, limit: limit.ok()?, stride: stride.ok()? })
+    };
+    Some(Slice { ranges: context.instruction().slice_dimensions.iter().map(range).collect::<Option<_>>()? })
+});
+import!(Pad: "pad" => |context| {
+    let dim = |dim: &proto::padding_config::PaddingConfigDimension| {
+        let interior = usize::try_from(dim.interior_padding).ok()?;
+        Some(PadDim { low: dim.edge_padding_low, high: dim.edge_padding_high, interior })
+    };
+    let config = context.instruction().padding_config.as_ref()?;
+    Some(Pad { padding: config.dimensions.iter().map(dim).collect::<Option<_>>()? })
+});
+import!(Concatenate: "concatenate" => |context| {
+    Some(Concatenate { axis: usize::try_from(*context.instruction().dimensions.first()?).ok()? })
+});
+import!(Reverse: "reverse" => |context| Some(Reverse { axes: axes(&context.instruction().dimensions)? }));

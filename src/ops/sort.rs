@@ -266,3 +266,5 @@ impl Primitive for TopK {
         }
     }
 }
+
+import!(Sort, TopK: in_parts);

@@ -25,7 +25,8 @@ pub struct Annotated {
 
 /// Gives every input a spec by the rules of its role, and turns every `with-axes`, in regions too, into the reshard
 /// that the compute rules ask for. An output that shares its buffer with an input (`aliases` of (output, input)) gets
-/// that input's spec, and an output with names gets the spec of its names; the others are replicated.
+/// that input's spec, and an output with names gets the spec of its names; the others are replicated. A port that has a
+/// spec already, as those of an imported module have, keeps it.
 ///
 /// # Errors
 /// The errors of [`Rules::resolve`](super::Rules::resolve), with the user's source line for a `with-axes`.
@@ -45,11 +46,13 @@ pub fn annotate(
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
         let path = port_name(graph, "input", index, &graph.input_info()[index]);
-        let assigned = if info.axes.is_empty() {
-            Assigned { spec: Spec::replicated(ty.rank()), rules: Vec::new() }
-        } else {
-            let (names, found) = (texts(&info.axes), &mut pass.diagnostics);
-            rules.get(info.role).assign(mesh, &path, &optional(&names), &ty.dims, found)?
+        let assigned = match &info.spec {
+            Some(stated) => Assigned { spec: stated.clone(), rules: Vec::new() },
+            None if info.axes.is_empty() => Assigned { spec: Spec::replicated(ty.rank()), rules: Vec::new() },
+            None => {
+                let (names, found) = (texts(&info.axes), &mut pass.diagnostics);
+                rules.get(info.role).assign(mesh, &path, &optional(&names), &ty.dims, found)?
+            }
         };
         info.spec = Some(assigned.spec.clone());
         pass.note(RowKind::Input { path }, info.role, ty, &info.axes, assigned);
@@ -60,7 +63,8 @@ pub fn annotate(
     let mut outputs = graph.output_info().to_vec();
     for (index, (info, ty)) in outputs.iter_mut().zip(graph.output_types()).enumerate() {
         let source = aliases.iter().find(|&&(output, _)| output == index).and_then(|&(_, input)| inputs.get(input));
-        let spec = source.and_then(|input| input.spec.clone()).filter(|spec| spec.rank() == ty.rank());
+        let of_source = source.and_then(|input| input.spec.clone()).filter(|spec| spec.rank() == ty.rank());
+        let spec = info.spec.clone().or(of_source);
         info.spec = match spec {
             None if info.axes.len() == ty.rank() && ty.rank() > 0 => {
                 let (names, path) = (texts(&info.axes), info.path.to_string());

@@ -19,7 +19,7 @@ use prost::Message;
 use crate::computer::{By, NOT_INTERPRETED, Program, check_by, emitted, in_chunks, is_interpreted};
 use crate::harness::*;
 use crate::table::entries;
-use crate::{batching, factors, facts, text, transforms};
+use crate::{batching, factors, facts, import, text, transforms};
 use support::cases::cases;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
@@ -31,6 +31,7 @@ use support::round_trip::round_trip;
 pub fn check_op(entries: &[&'static Entry]) {
     check_types(entries);
     text::check_text(entries);
+    import::check_import(entries);
     check_stablehlo(entries);
     check_snapshots(entries);
     check_values(entries);

@@ -18,6 +18,7 @@ mod fuzz;
 mod gathers;
 mod golden;
 mod harness;
+mod import;
 mod kernels;
 mod library;
 mod moves;

@@ -97,7 +97,7 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
 
 /// Returns for each dimension the mesh axes that split it, major to minor; `None` for a sharding that does not follow
 /// the mesh's axes.
-pub(super) fn axes_of(sharding: &OpSharding, rank: usize, mesh: &Mesh) -> Option<Vec<Vec<AxisPart>>> {
+pub fn axes_of(sharding: &OpSharding, rank: usize, mesh: &Mesh) -> Option<Vec<Vec<AxisPart>>> {
     splits(sharding, rank).iter().map(|split| split.axes(mesh)).collect()
 }
 

@@ -43,12 +43,12 @@ pub mod xplane;
 pub use collective_config::CollectiveConfig;
 pub use collective_kind::CollectiveKind;
 pub use group_format::{ApiVersion, GroupFormat};
-pub use literal::{Element, Literal, LiteralError, all_finite, literal_proto, number_bytes};
+pub use literal::{Element, Literal, LiteralError, all_finite, literal_of_proto, literal_proto, number_bytes};
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use passed_over::PassedOver;
 pub use platform_kind::PlatformKind;
 pub use reduce_kind::ReduceKind;
-pub use shape::{element_type, is_tuple, shape, tuple_shape};
+pub use shape::{element_type, is_tuple, shape, tensor_type, tuple_shape};
 pub use stage::Stage;
 pub use types::{DType, Dims, TensorType};
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::narrow::{F8E4M3FN, F8E5M2, S4, U4, to_odd};
 use super::types::{DType, TensorType};
 use crate::proto::LiteralProto;
-use crate::shape::shape;
-use crate::syntax::elements::set_element_bytes;
+use crate::shape::{shape, tensor_type};
+use crate::syntax::elements::{element_bytes, set_element_bytes};
 
 /// A Rust scalar that is the host form of a [`DType`].
 pub trait Element: bytemuck::NoUninit + bytemuck::AnyBitPattern + PartialEq + Send + Sync {
@@ -204,6 +204,21 @@ pub fn literal_proto(ty: &TensorType, bytes: &[u8]) -> LiteralProto {
         dtype => set_element_bytes(&mut literal, dtype.element(), bytes),
     }
     literal
+}
+
+/// The literal that a message has; `None` for a type that is none of [`TensorType`]'s, for elements that were left out,
+/// and for an order other than row-major.
+pub fn literal_of_proto(proto: &LiteralProto) -> Option<Literal> {
+    let shape = proto.shape.as_ref()?;
+    let ty = tensor_type(shape)?;
+    let order = shape.layout.as_ref().map(|layout| layout.minor_to_major.as_slice()).unwrap_or_default();
+    let is_row_major = order.is_empty() || order.iter().rev().copied().eq(0..order.len() as i64);
+    let (mut bytes, _) = element_bytes(proto, ty.dtype.element()).filter(|_| is_row_major)?;
+    if ty.dtype == DType::S4 {
+        // One a byte, with its sign.
+        bytes.iter_mut().for_each(|byte| *byte = ((*byte << 4) as i8 >> 4) as u8);
+    }
+    Literal::from_bytes(ty, bytes).ok()
 }
 
 /// Host values that are more or fewer than a literal of their type takes.

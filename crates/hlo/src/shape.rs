@@ -39,6 +39,14 @@ pub fn shape(ty: &TensorType) -> ShapeProto {
     }
 }
 
+/// The tensor type of a shape; `None` for a tuple, a dynamic size, and an element type that is no [`DType`].
+pub fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
+    let dtype = DType::ALL.into_iter().find(|&dtype| element_type(dtype) == shape.element_type)?;
+    let is_dynamic = shape.is_dynamic_dimension.contains(&true);
+    let dims = shape.dimensions.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
+    (!is_dynamic).then_some(TensorType { dtype, dims })
+}
+
 /// The shape of a tuple of dense tensors.
 pub fn tuple_shape<'t>(types: impl IntoIterator<Item = &'t TensorType>) -> ShapeProto {
     ShapeProto {

@@ -576,3 +576,5 @@ fn localized(form: AttentionForm, context: &PartitionContext<'_>) -> AttentionFo
     let dim = context.operand_type(0).rank() - 2;
     if context.operand_dims(0)[dim] == context.operand_type(0).dims[dim] { form } else { form.of_parts() }
 }
+
+import!(Attention, AttentionGradient: in_parts);

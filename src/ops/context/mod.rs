@@ -4,11 +4,15 @@
 mod batch;
 mod emit;
 mod gradient;
+mod import;
 mod partition;
 
 pub use batch::{BatchContext, Batched};
 pub(crate) use batch::{aligned, batch_in_front};
 pub use emit::{ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, InstructionId};
 pub use gradient::{JvpContext, VjpContext};
+pub(in crate::ops) use import::{applied, axes, combiner, import};
+pub(crate) use import::Import;
+pub use import::{ImportContext, Recognize, Recognized};
 pub use partition::PartitionContext;
 pub(crate) use partition::{PartitionPorts, Stretch};

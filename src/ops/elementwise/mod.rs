@@ -584,3 +584,49 @@ impl Primitive for BitcastConvert {
     rules!(facts: ELEMENTWISE, derivatives: refused, factors: pointwise, batch: unchanged, partition: unchanged);
     rules!(emit: simple);
 }
+
+/// The names of a table's rows.
+macro_rules! names {
+    ($kind:ident) => {{
+        const NAMES: [&str; $kind::ALL.len()] = {
+            let mut names = [""; $kind::ALL.len()];
+            let mut row = 0;
+            while row < names.len() {
+                names[row] = $kind::ALL[row].name();
+                row += 1;
+            }
+            names
+        };
+        &NAMES
+    }};
+}
+
+impl Import for Unary {
+    const OPCODES: &'static [&'static str] = names!(UnaryKind);
+
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let opcode = context.instruction().opcode.as_str();
+        let kind = UnaryKind::ALL.iter().find(|kind| kind.name() == opcode);
+        applied(context, kind.map(|&kind| Unary(kind).into()))
+    }
+}
+
+impl Import for Binary {
+    const OPCODES: &'static [&'static str] = names!(BinaryKind);
+
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let opcode = context.instruction().opcode.as_str();
+        let kind = BinaryKind::ALL.iter().find(|kind| kind.name() == opcode);
+        applied(context, kind.map(|&kind| Binary(kind).into()))
+    }
+}
+
+import!(Compare: "compare" => |context| {
+    let instruction = context.instruction();
+    // An order of all bit patterns is another comparison.
+    let direction = Direction::named(&instruction.comparison_direction)?;
+    (instruction.comparison_type != "TOTALORDER").then_some(Compare(direction))
+});
+import!(Select: "select" => |_| Some(Select));
+import!(Convert: "convert" => |context| Some(Convert(context.result_types().first()?.dtype)));
+import!(BitcastConvert: "bitcast-convert" => |context| Some(BitcastConvert(context.result_types().first()?.dtype)));

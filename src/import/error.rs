@@ -1,0 +1,82 @@
+//! The reasons why a module cannot become a graph.
+
+use std::fmt;
+
+use crate::ir::OpError;
+
+/// An instruction in messages: its opcode, its name, and where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The opcode; of a custom call with its target.
+    pub opcode: String,
+    /// The name of the instruction.
+    pub name: String,
+    /// The scopes and the op of its metadata; empty if there are none.
+    pub op_name: String,
+    /// The source line as `file:line`.
+    pub source: Option<String>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} %{}", self.opcode, self.name)?;
+        if !self.op_name.is_empty() {
+            write!(f, " ({})", self.op_name)?;
+        }
+        match &self.source {
+            Some(source) => write!(f, " at {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The reason why a module cannot become a graph.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// The module names no entry computation.
+    #[error("the module has no entry computation")]
+    NoEntry,
+    /// No op is this instruction.
+    #[error("no op is {0}; leave the partitioning of this program to XLA")]
+    Unrecognized(Place),
+    /// A type that graphs do not have: complex numbers, dynamic sizes, tokens.
+    #[error("{0} has a type that graphs do not have (complex, dynamic, or a token)")]
+    Type(Place),
+    /// An operand that is not in front of its reader.
+    #[error("{0} reads a value that is not in front of it")]
+    MissingOperand(Place),
+    /// Computations that call each other in circles, or too deep.
+    #[error("{0} calls computations that are nested more than 100 levels deep")]
+    Nesting(Place),
+    /// A sharding that is none of a spec.
+    #[error("{place}: {why}")]
+    Sharding {
+        /// The instruction that states it.
+        place: Place,
+        /// What about it.
+        why: String,
+    },
+    /// A program of several replicas, as `pmap` makes.
+    #[error("the module has {replicas} replicas; a program of several partitions is imported, as `jit` makes")]
+    Replicas {
+        /// The number of replicas.
+        replicas: u64,
+    },
+    /// The module states shardings, and it is not known along which axes.
+    #[error("the module states shardings of {devices} devices and names no mesh; name one by `sdy.mesh`, as JAX does with Shardy")]
+    NoMesh {
+        /// The number of devices.
+        devices: u64,
+    },
+    /// An op refuses its operands.
+    #[error("{place}: {source}")]
+    Op {
+        /// The instruction.
+        place: Place,
+        /// The reason.
+        source: OpError,
+    },
+}
+
+meshloom_hlo::debug_is_message!(ImportError);

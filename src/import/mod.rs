@@ -1,0 +1,315 @@
+//! Import: an HLO module becomes a graph with the shardings that it states. This is the inverse of [`emit`](crate::emit).
+//!
+//! Each op recognizes its own instructions, by a rule beside its emission. What only holds others together (tuples and
+//! their elements, parameters) and what states a sharding is read here. Bytecode, StableHLO text and exports become HLO
+//! modules by `meshloom-hlo`.
+//!
+//! Source lines are those of another language, so that nodes keep scopes alone: the path in `op_name`.
+
+mod error;
+mod shardings;
+
+use std::sync::Arc;
+
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
+use meshloom_hlo::source::{Sources, op_name, scope};
+use meshloom_hlo::{is_tuple, tensor_type};
+use rustc_hash::FxHashMap;
+
+pub use error::{ImportError, Place};
+
+use crate::ir::{Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value, Values};
+use crate::ops::{ImportContext, Op, Recognize, Reshard};
+use shardings::Constraints;
+
+/// How deep computations may call each other. Their nesting is also one of this reader's calls.
+const NESTING: usize = 100;
+
+/// A module as a graph.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// The program in global shapes. Ports that the module shards have their specs, and each constraint is a
+    /// [`Reshard`].
+    pub graph: Graph,
+    /// The mesh that the specs refer to; `None` for a module of one device.
+    pub mesh: Option<Mesh>,
+    /// Pairs of (output, input) that share a buffer.
+    pub aliases: Vec<(usize, usize)>,
+}
+
+/// Reads a module that is not partitioned yet.
+///
+/// # Errors
+/// The module has an instruction that no op recognizes, a type that graphs do not have, or a sharding that is not along
+/// the axes of one mesh; or it is no valid module.
+pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
+    let mut rules: FxHashMap<&'static str, Vec<Recognize>> = FxHashMap::default();
+    for (opcodes, rule) in Op::IMPORT_RULES {
+        opcodes.iter().for_each(|opcode| rules.entry(opcode).or_default().push(*rule));
+    }
+    let computations: FxHashMap<i64, &HloComputationProto> =
+        module.computations.iter().map(|computation| (computation.id, computation)).collect();
+    let Some(&entry) = computations.get(&module.entry_computation_id) else { return Err(ImportError::NoEntry) };
+    let constraints = Constraints::of(module)?;
+    let importer =
+        Importer { rules, computations, constraints, sources: Sources::of(module), bodies: FxHashMap::default(), depth: 0 };
+    importer.module(module, entry)
+}
+
+struct Importer<'m> {
+    rules: FxHashMap<&'static str, Vec<Recognize>>,
+    computations: FxHashMap<i64, &'m HloComputationProto>,
+    constraints: Constraints,
+    sources: Sources<'m>,
+    /// The graphs of computations that are called.
+    bodies: FxHashMap<i64, Arc<Graph>>,
+    depth: usize,
+}
+
+/// The values of the instructions of one computation. A tuple is the list of its arrays.
+type InstructionValues = FxHashMap<i64, Values>;
+
+impl<'m> Importer<'m> {
+    fn module(mut self, module: &'m HloModuleProto, entry: &'m HloComputationProto) -> Result<Imported, ImportError> {
+        let (mut graph, root) = self.computation(entry, &module.name, true)?;
+        let outputs = match root {
+            Some(root) => self.ports(root)?,
+            None => Vec::new(),
+        };
+        graph.set_output_info(outputs);
+        let entries = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
+        let is_plain = |index: &[i64]| index.len() <= 1;
+        // A parameter or a result that is a tuple within has no number of its own.
+        let pair = |entry: &meshloom_hlo::proto::hlo_input_output_alias_proto::AliasEntryProto| {
+            let output = usize::try_from(entry.output_shape_index.first().copied().unwrap_or(0)).ok()?;
+            let input = usize::try_from(entry.parameter_number).ok()?;
+            (is_plain(&entry.output_shape_index) && entry.parameter_shape_index.is_empty()).then_some((output, input))
+        };
+        let aliases = entries.filter_map(pair).collect();
+        Ok(Imported { graph, mesh: self.constraints.mesh, aliases })
+    }
+
+    /// The ports of an instruction's arrays, with the specs that it states.
+    fn ports(&self, instruction: &HloInstructionProto) -> Result<Vec<PortInfo>, ImportError> {
+        let types = self.types(instruction)?;
+        let specs = self.constraints.specs(instruction, &types).map_err(|why| self.refused(instruction, why))?;
+        Ok(specs.into_iter().map(|spec| PortInfo { spec, ..PortInfo::default() }).collect())
+    }
+
+    /// The graph of a computation, and its root. Only ports of the entry have specs.
+    fn computation(
+        &mut self,
+        computation: &'m HloComputationProto,
+        name: &str,
+        is_entry: bool,
+    ) -> Result<(Graph, Option<&'m HloInstructionProto>), ImportError> {
+        let mut builder = GraphBuilder::new(name);
+        let mut values = InstructionValues::default();
+        let mut parameters: Vec<&HloInstructionProto> =
+            computation.instructions.iter().filter(|it| it.opcode == "parameter").collect();
+        parameters.sort_by_key(|parameter| parameter.parameter_number);
+        for parameter in parameters {
+            let types = self.types(parameter)?;
+            let infos = if is_entry { self.ports(parameter)? } else { vec![PortInfo::default(); types.len()] };
+            let path: Arc<str> = op_name(parameter).into();
+            let inputs = types.into_iter().zip(infos);
+            let inputs = inputs.map(|(ty, info)| builder.input(ty, PortInfo { path: path.clone(), ..info })).collect();
+            values.insert(parameter.id, inputs);
+        }
+        for instruction in computation.instructions.iter().filter(|it| it.opcode != "parameter") {
+            builder.set_origin(Origin { scope: scope_of(instruction), ..Origin::default() });
+            let made = self.instruction(instruction, &mut builder, &values)?;
+            values.insert(instruction.id, made);
+        }
+        let root = computation.instructions.iter().find(|it| it.id == computation.root_id);
+        let outputs = root.and_then(|root| values.get(&root.id)).map(|values| values.to_vec()).unwrap_or_default();
+        let infos = vec![PortInfo::default(); outputs.len()];
+        Ok((builder.finish(outputs, infos), root))
+    }
+
+    fn instruction(
+        &mut self,
+        instruction: &'m HloInstructionProto,
+        builder: &mut GraphBuilder,
+        values: &InstructionValues,
+    ) -> Result<Values, ImportError> {
+        let missing = || ImportError::MissingOperand(self.place(instruction));
+        let of = |id: &i64| values.get(id).ok_or_else(missing);
+        let operands: Vec<&Values> = instruction.operand_ids.iter().map(of).collect::<Result<_, _>>()?;
+        let flat: Values = operands.iter().flat_map(|values| values.iter().copied()).collect();
+        match instruction.opcode.as_str() {
+            "tuple" => return Ok(flat),
+            "get-tuple-element" => return self.element(instruction, &flat),
+            "custom-call" if instruction.custom_call_target == "Sharding" => {
+                return self.constraint(instruction, builder, &flat);
+            }
+            "custom-call" if instruction.custom_call_target == "xla.sdy.FuncResultSharding" => return Ok(flat),
+            _ => {}
+        }
+        let types = self.types(instruction)?;
+        let rules = self.rules.get(instruction.opcode.as_str()).cloned().unwrap_or_default();
+        let mut context = Context { importer: self, instruction, operands: &flat, types: &types, builder, fault: None };
+        for rule in rules {
+            match rule(&mut context) {
+                Ok(Some(made)) => return Ok(made),
+                Ok(None) => {}
+                Err(error) => return Err(ImportError::Op { place: self.place(instruction), source: error }),
+            }
+            if let Some(fault) = context.fault.take() {
+                return Err(fault);
+            }
+        }
+        Err(ImportError::Unrecognized(self.place(instruction)))
+    }
+
+    /// The part of a tuple's arrays that is one of its elements.
+    fn element(&self, instruction: &HloInstructionProto, flat: &[Value]) -> Result<Values, ImportError> {
+        let missing = || ImportError::MissingOperand(self.place(instruction));
+        let operand = instruction.operand_ids.first().ok_or_else(missing)?;
+        let shapes = self.shape_of(*operand).map(|shape| shape.tuple_shapes.as_slice()).unwrap_or_default();
+        let index = usize::try_from(instruction.tuple_index).map_err(|_| missing())?;
+        let first = shapes.iter().take(index).map(count).sum::<usize>();
+        let count = shapes.get(index).map(count).ok_or_else(missing)?;
+        flat.get(first..first + count).map(Values::from_slice).ok_or_else(missing)
+    }
+
+    fn shape_of(&self, id: i64) -> Option<&'m ShapeProto> {
+        // An instruction's id has its computation's in the upper half; older modules number all of them in one row.
+        let own = self.computations.get(&(id >> 32)).into_iter().chain(self.computations.values());
+        let mut found = own.flat_map(|computation| &computation.instructions);
+        found.find(|it| it.id == id)?.shape.as_ref()
+    }
+
+    /// A value with a sharding that the module asks for here.
+    fn constraint(
+        &self,
+        instruction: &HloInstructionProto,
+        builder: &mut GraphBuilder,
+        operands: &[Value],
+    ) -> Result<Values, ImportError> {
+        let types = self.types(instruction)?;
+        let specs = self.constraints.specs(instruction, &types).map_err(|why| self.refused(instruction, why))?;
+        let mut made = Values::new();
+        for (&operand, spec) in operands.iter().zip(specs) {
+            made.push(match spec {
+                Some(spec) => {
+                    let pushed = builder.push1(Reshard::new(spec), &[operand]);
+                    pushed.map_err(|source| ImportError::Op { place: self.place(instruction), source })?
+                }
+                None => operand,
+            });
+        }
+        Ok(made)
+    }
+
+    /// The types of an instruction's arrays.
+    fn types(&self, instruction: &HloInstructionProto) -> Result<Vec<TensorType>, ImportError> {
+        let Some(shape) = &instruction.shape else { return Err(ImportError::Type(self.place(instruction))) };
+        let mut types = Vec::new();
+        match flatten(shape, &mut types) {
+            true => Ok(types),
+            false => Err(ImportError::Type(self.place(instruction))),
+        }
+    }
+
+    fn place(&self, instruction: &HloInstructionProto) -> Place {
+        Place {
+            opcode: match instruction.opcode.as_str() {
+                "custom-call" => format!("custom-call {:?}", instruction.custom_call_target),
+                opcode => opcode.to_owned(),
+            },
+            name: instruction.name.clone(),
+            op_name: op_name(instruction).to_owned(),
+            source: line_of(&self.sources, instruction),
+        }
+    }
+
+    fn refused(&self, instruction: &HloInstructionProto, why: String) -> ImportError {
+        ImportError::Sharding { place: self.place(instruction), why }
+    }
+}
+
+/// The source line of an instruction as `file:line`.
+fn line_of(sources: &Sources<'_>, instruction: &HloInstructionProto) -> Option<String> {
+    let metadata = instruction.metadata.as_deref()?;
+    let alone = HloInstructionProto { metadata: Some(Box::new(metadata.clone())), ..HloInstructionProto::default() };
+    sources.line(&alone).map(|line| line.to_string())
+}
+
+fn scope_of(instruction: &HloInstructionProto) -> Scope {
+    scope(instruction).split('/').filter(|name| !name.is_empty()).fold(Scope::ROOT, Scope::child)
+}
+
+/// The number of arrays in a shape.
+fn count(shape: &ShapeProto) -> usize {
+    if is_tuple(shape) { shape.tuple_shapes.iter().map(count).sum() } else { 1 }
+}
+
+/// Appends the types of a shape's arrays; whether graphs have all of them.
+fn flatten(shape: &ShapeProto, types: &mut Vec<TensorType>) -> bool {
+    if is_tuple(shape) {
+        return shape.tuple_shapes.iter().all(|shape| flatten(shape, types));
+    }
+    tensor_type(shape).map(|ty| types.push(ty)).is_some()
+}
+
+/// An instruction as the rules of ops see it.
+struct Context<'c, 'm> {
+    importer: &'c mut Importer<'m>,
+    instruction: &'m HloInstructionProto,
+    operands: &'c [Value],
+    types: &'c [TensorType],
+    builder: &'c mut GraphBuilder,
+    /// The reason why a computation that it calls cannot be imported.
+    fault: Option<ImportError>,
+}
+
+impl ImportContext for Context<'_, '_> {
+    fn instruction(&self) -> &HloInstructionProto {
+        self.instruction
+    }
+
+    fn operands(&self) -> &[Value] {
+        self.operands
+    }
+
+    fn result_types(&self) -> &[TensorType] {
+        self.types
+    }
+
+    fn computation(&self, index: usize) -> Option<&HloComputationProto> {
+        let id = self.instruction.called_computation_ids.get(index)?;
+        self.importer.computations.get(id).copied()
+    }
+
+    fn body(&mut self, index: usize) -> Option<Arc<Graph>> {
+        let id = *self.instruction.called_computation_ids.get(index)?;
+        if let Some(body) = self.importer.bodies.get(&id) {
+            return Some(body.clone());
+        }
+        let computation = *self.importer.computations.get(&id)?;
+        if self.importer.depth >= NESTING {
+            self.fault = Some(ImportError::Nesting(self.importer.place(self.instruction)));
+            return None;
+        }
+        self.importer.depth += 1;
+        let imported = self.importer.computation(computation, &computation.name, false);
+        self.importer.depth -= 1;
+        match imported {
+            Ok((graph, _)) => {
+                let graph = Arc::new(graph);
+                self.importer.bodies.insert(id, graph.clone());
+                Some(graph)
+            }
+            Err(fault) => {
+                self.fault = Some(fault);
+                None
+            }
+        }
+    }
+
+    fn builder(&mut self) -> &mut GraphBuilder {
+        self.builder
+    }
+}

@@ -1,0 +1,71 @@
+//! The import of every op: a module that is imported and emitted again is the same module, and an op that has an
+//! instruction of its own comes back as itself.
+
+use meshloom::hlo::text::{TextOptions, print};
+use meshloom::import::{ImportError, import};
+use meshloom::ir::{Graph, Literal, TensorType, verify};
+
+use crate::computer::{By, emitted};
+use crate::harness::{Entry, Run, graph};
+
+/// Ops with instructions that no rule knows yet.
+const NOT_YET: [&str; 9] = [
+    "ArgReduce",
+    "ArgReduceWindow",
+    "Convolution",
+    "Cumulative",
+    "CustomCall",
+    "RaggedDot",
+    "ReduceWindow",
+    "Sort",
+    "TopK",
+];
+
+/// Ops that are several instructions, or whose loop becomes another op. They come back as other ops of the same values.
+const IN_PARTS: [&str; 3] = ["Attention", "AttentionGradient", "Scan"];
+
+/// The program of a graph.
+fn text(graph: &Graph) -> String {
+    let module = emitted(graph).decode().expect("a module");
+    print(&module, &TextOptions::canonical())
+}
+
+/// Imports what a graph is emitted as.
+fn comes_back(graph: &Graph) -> Result<Graph, ImportError> {
+    let imported = import(&emitted(graph).decode().expect("a module"))?;
+    assert_eq!((imported.mesh, imported.aliases.as_slice()), (None, &[][..]));
+    verify(&imported.graph).unwrap_or_else(|error| panic!("{error}"));
+    Ok(imported.graph)
+}
+
+/// Checks the op of each case.
+pub fn check_import(entries: &[&'static Entry]) {
+    let (mut variant, mut refused) = ("", 0);
+    for entry in entries {
+        let of_types = entry.accepts.iter().map(|accept| (&accept.op, accept.operands.clone(), None));
+        let types = |run: &Run| run.operands.iter().map(|operand| operand.ty.clone()).collect::<Vec<TensorType>>();
+        let of_values = entry.runs.iter().map(|run| (&run.op, types(run), Some(run)));
+        for (op, operands, run) in of_types.chain(of_values) {
+            variant = op.variant();
+            let forward = graph(&entry.name, &operands, |builder, inputs| {
+                builder.push(op.clone(), inputs).unwrap_or_else(|error| panic!("{error}")).to_vec()
+            });
+            let found = match comes_back(&forward) {
+                Ok(found) => found,
+                Err(ImportError::Unrecognized(_)) if NOT_YET.contains(&variant) => {
+                    refused += 1;
+                    continue;
+                }
+                Err(error) => panic!("{forward}\n{error}"),
+            };
+            if !IN_PARTS.contains(&variant) {
+                assert_eq!(text(&found), text(&forward), "{forward}\nis imported as\n{found}");
+            } else if let Some(run) = run {
+                let inputs: Vec<Literal> = run.operands.iter().map(|operand| operand.literal()).collect();
+                let [found, expected] = [&found, &forward].map(|graph| By::Interpreter.run(graph, &inputs));
+                assert_eq!(found, expected, "{forward}");
+            }
+        }
+    }
+    assert_eq!(refused > 0, NOT_YET.contains(&variant), "{variant}: {refused} cases are refused");
+}
