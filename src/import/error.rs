@@ -64,7 +64,9 @@ pub enum ImportError {
         replicas: u64,
     },
     /// The module states shardings, and it is not known along which axes.
-    #[error("the module states shardings of {devices} devices and names no mesh; name one by `sdy.mesh`, as JAX does with Shardy")]
+    #[error(
+        "the module states shardings of {devices} devices and names no mesh; name one by `sdy.mesh`, as JAX does with Shardy"
+    )]
     NoMesh {
         /// The number of devices.
         devices: u64,

@@ -11,6 +11,7 @@ mod shardings;
 
 use std::sync::Arc;
 
+use meshloom_analysis::trip_count;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
 use meshloom_hlo::source::{Sources, op_name, scope};
@@ -52,8 +53,15 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
         module.computations.iter().map(|computation| (computation.id, computation)).collect();
     let Some(&entry) = computations.get(&module.entry_computation_id) else { return Err(ImportError::NoEntry) };
     let constraints = Constraints::of(module)?;
-    let importer =
-        Importer { rules, computations, constraints, sources: Sources::of(module), bodies: FxHashMap::default(), depth: 0 };
+    let importer = Importer {
+        rules,
+        computations,
+        constraints,
+        sources: Sources::of(module),
+        iterations: trip_count::known(module),
+        bodies: FxHashMap::default(),
+        depth: 0,
+    };
     importer.module(module, entry)
 }
 
@@ -62,13 +70,18 @@ struct Importer<'m> {
     computations: FxHashMap<i64, &'m HloComputationProto>,
     constraints: Constraints,
     sources: Sources<'m>,
+    /// The iterations of loops, by the id of their instructions.
+    iterations: FxHashMap<i64, u64>,
     /// The graphs of computations that are called.
     bodies: FxHashMap<i64, Arc<Graph>>,
     depth: usize,
 }
 
-/// The values of the instructions of one computation. A tuple is the list of its arrays.
-type InstructionValues = FxHashMap<i64, Values>;
+/// The values of an instruction, the arrays of a tuple in a row, and its shape.
+type Known<'m> = (Values, Option<&'m ShapeProto>);
+
+/// The values of the instructions of one computation.
+type InstructionValues<'m> = FxHashMap<i64, Known<'m>>;
 
 impl<'m> Importer<'m> {
     fn module(mut self, module: &'m HloModuleProto, entry: &'m HloComputationProto) -> Result<Imported, ImportError> {
@@ -91,7 +104,7 @@ impl<'m> Importer<'m> {
     }
 
     /// The ports of an instruction's arrays, with the specs that it states.
-    fn ports(&self, instruction: &HloInstructionProto) -> Result<Vec<PortInfo>, ImportError> {
+    fn ports(&self, instruction: &'m HloInstructionProto) -> Result<Vec<PortInfo>, ImportError> {
         let types = self.types(instruction)?;
         let specs = self.constraints.specs(instruction, &types).map_err(|why| self.refused(instruction, why))?;
         Ok(specs.into_iter().map(|spec| PortInfo { spec, ..PortInfo::default() }).collect())
@@ -115,15 +128,15 @@ impl<'m> Importer<'m> {
             let path: Arc<str> = op_name(parameter).into();
             let inputs = types.into_iter().zip(infos);
             let inputs = inputs.map(|(ty, info)| builder.input(ty, PortInfo { path: path.clone(), ..info })).collect();
-            values.insert(parameter.id, inputs);
+            values.insert(parameter.id, (inputs, parameter.shape.as_ref()));
         }
         for instruction in computation.instructions.iter().filter(|it| it.opcode != "parameter") {
             builder.set_origin(Origin { scope: scope_of(instruction), ..Origin::default() });
             let made = self.instruction(instruction, &mut builder, &values)?;
-            values.insert(instruction.id, made);
+            values.insert(instruction.id, (made, instruction.shape.as_ref()));
         }
         let root = computation.instructions.iter().find(|it| it.id == computation.root_id);
-        let outputs = root.and_then(|root| values.get(&root.id)).map(|values| values.to_vec()).unwrap_or_default();
+        let outputs = root.and_then(|root| values.get(&root.id)).map(|(values, _)| values.to_vec()).unwrap_or_default();
         let infos = vec![PortInfo::default(); outputs.len()];
         Ok((builder.finish(outputs, infos), root))
     }
@@ -132,15 +145,18 @@ impl<'m> Importer<'m> {
         &mut self,
         instruction: &'m HloInstructionProto,
         builder: &mut GraphBuilder,
-        values: &InstructionValues,
+        values: &InstructionValues<'m>,
     ) -> Result<Values, ImportError> {
         let missing = || ImportError::MissingOperand(self.place(instruction));
         let of = |id: &i64| values.get(id).ok_or_else(missing);
-        let operands: Vec<&Values> = instruction.operand_ids.iter().map(of).collect::<Result<_, _>>()?;
-        let flat: Values = operands.iter().flat_map(|values| values.iter().copied()).collect();
+        let operands: Vec<&Known<'m>> = instruction.operand_ids.iter().map(of).collect::<Result<_, _>>()?;
+        let flat: Values = operands.iter().flat_map(|(values, _)| values.iter().copied()).collect();
         match instruction.opcode.as_str() {
             "tuple" => return Ok(flat),
-            "get-tuple-element" => return self.element(instruction, &flat),
+            "get-tuple-element" => {
+                let found = operands.first().and_then(|(values, shape)| element(values, (*shape)?, instruction));
+                return found.ok_or_else(missing);
+            }
             "custom-call" if instruction.custom_call_target == "Sharding" => {
                 return self.constraint(instruction, builder, &flat);
             }
@@ -163,28 +179,10 @@ impl<'m> Importer<'m> {
         Err(ImportError::Unrecognized(self.place(instruction)))
     }
 
-    /// The part of a tuple's arrays that is one of its elements.
-    fn element(&self, instruction: &HloInstructionProto, flat: &[Value]) -> Result<Values, ImportError> {
-        let missing = || ImportError::MissingOperand(self.place(instruction));
-        let operand = instruction.operand_ids.first().ok_or_else(missing)?;
-        let shapes = self.shape_of(*operand).map(|shape| shape.tuple_shapes.as_slice()).unwrap_or_default();
-        let index = usize::try_from(instruction.tuple_index).map_err(|_| missing())?;
-        let first = shapes.iter().take(index).map(count).sum::<usize>();
-        let count = shapes.get(index).map(count).ok_or_else(missing)?;
-        flat.get(first..first + count).map(Values::from_slice).ok_or_else(missing)
-    }
-
-    fn shape_of(&self, id: i64) -> Option<&'m ShapeProto> {
-        // An instruction's id has its computation's in the upper half; older modules number all of them in one row.
-        let own = self.computations.get(&(id >> 32)).into_iter().chain(self.computations.values());
-        let mut found = own.flat_map(|computation| &computation.instructions);
-        found.find(|it| it.id == id)?.shape.as_ref()
-    }
-
     /// A value with a sharding that the module asks for here.
     fn constraint(
         &self,
-        instruction: &HloInstructionProto,
+        instruction: &'m HloInstructionProto,
         builder: &mut GraphBuilder,
         operands: &[Value],
     ) -> Result<Values, ImportError> {
@@ -204,7 +202,7 @@ impl<'m> Importer<'m> {
     }
 
     /// The types of an instruction's arrays.
-    fn types(&self, instruction: &HloInstructionProto) -> Result<Vec<TensorType>, ImportError> {
+    fn types(&self, instruction: &'m HloInstructionProto) -> Result<Vec<TensorType>, ImportError> {
         let Some(shape) = &instruction.shape else { return Err(ImportError::Type(self.place(instruction))) };
         let mut types = Vec::new();
         match flatten(shape, &mut types) {
@@ -213,7 +211,7 @@ impl<'m> Importer<'m> {
         }
     }
 
-    fn place(&self, instruction: &HloInstructionProto) -> Place {
+    fn place(&self, instruction: &'m HloInstructionProto) -> Place {
         Place {
             opcode: match instruction.opcode.as_str() {
                 "custom-call" => format!("custom-call {:?}", instruction.custom_call_target),
@@ -221,24 +219,25 @@ impl<'m> Importer<'m> {
             },
             name: instruction.name.clone(),
             op_name: op_name(instruction).to_owned(),
-            source: line_of(&self.sources, instruction),
+            source: self.sources.line(instruction).map(|line| line.to_string()),
         }
     }
 
-    fn refused(&self, instruction: &HloInstructionProto, why: String) -> ImportError {
+    fn refused(&self, instruction: &'m HloInstructionProto, why: String) -> ImportError {
         ImportError::Sharding { place: self.place(instruction), why }
     }
 }
 
-/// The source line of an instruction as `file:line`.
-fn line_of(sources: &Sources<'_>, instruction: &HloInstructionProto) -> Option<String> {
-    let metadata = instruction.metadata.as_deref()?;
-    let alone = HloInstructionProto { metadata: Some(Box::new(metadata.clone())), ..HloInstructionProto::default() };
-    sources.line(&alone).map(|line| line.to_string())
-}
-
 fn scope_of(instruction: &HloInstructionProto) -> Scope {
     scope(instruction).split('/').filter(|name| !name.is_empty()).fold(Scope::ROOT, Scope::child)
+}
+
+/// The part of a tuple's arrays that is one of its elements.
+fn element(values: &[Value], tuple: &ShapeProto, instruction: &HloInstructionProto) -> Option<Values> {
+    let index = usize::try_from(instruction.tuple_index).ok()?;
+    let own = tuple.tuple_shapes.get(index)?;
+    let first = tuple.tuple_shapes.iter().take(index).map(count).sum::<usize>();
+    values.get(first..first + count(own)).map(Values::from_slice)
 }
 
 /// The number of arrays in a shape.
@@ -307,6 +306,10 @@ impl ImportContext for Context<'_, '_> {
                 None
             }
         }
+    }
+
+    fn iterations(&self) -> Option<usize> {
+        self.importer.iterations.get(&self.instruction.id).and_then(|&count| usize::try_from(count).ok())
     }
 
     fn builder(&mut self) -> &mut GraphBuilder {

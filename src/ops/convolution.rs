@@ -5,7 +5,9 @@
 //! kernel, that in the kernel one of the input with the cotangent; feature groups are moved into place by reshapes, so
 //! that the family is closed under differentiation and batching.
 
+use super::reduce_window::windows_of;
 use super::rules::*;
+use super::shape::inverse;
 use super::{AxisList, Precision, ReduceKind, Reverse, WindowDim, window_proto};
 use crate::hlo::proto;
 
@@ -375,4 +377,70 @@ impl Primitive for Convolution {
     }
 }
 
-import!(Convolution: in_parts);
+/// The order of an array's dimensions in which batch and features, or the features of a kernel, stand first.
+fn order(first: i64, second: i64, space: &[i64]) -> Option<AxisList> {
+    let all: Vec<i64> = [first, second].into_iter().chain(space.iter().copied()).collect();
+    axes(&all)
+}
+
+impl Import for Convolution {
+    const OPCODES: &'static [&'static str] = &["convolution"];
+
+    /// Operands and result in another order of dimensions are transposed.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let (&[input, kernel], [result]) = (context.operands(), context.result_types()) else { return Ok(None) };
+        let (dtype, result) = (result.dtype, result.clone());
+        let instruction = context.instruction();
+        let found = || {
+            let numbers = instruction.convolution_dimension_numbers.as_deref()?;
+            let orders = [
+                order(
+                    numbers.input_batch_dimension,
+                    numbers.input_feature_dimension,
+                    &numbers.input_spatial_dimensions,
+                )?,
+                order(
+                    numbers.kernel_output_feature_dimension,
+                    numbers.kernel_input_feature_dimension,
+                    &numbers.kernel_spatial_dimensions,
+                )?,
+                order(
+                    numbers.output_batch_dimension,
+                    numbers.output_feature_dimension,
+                    &numbers.output_spatial_dimensions,
+                )?,
+            ];
+            let window = |dim: WindowDim| Window {
+                stride: dim.stride,
+                padding_low: dim.low,
+                padding_high: dim.high,
+                input_dilation: dim.base_dilation,
+                kernel_dilation: dim.window_dilation,
+            };
+            let windows = windows_of(instruction.window.as_ref()?)?.into_iter().map(window).collect();
+            let feature_groups = usize::try_from(instruction.feature_group_count.max(1)).ok()?;
+            let precision = Precision::of_config(instruction.precision_config.as_deref())?;
+            let op = Convolution { windows, feature_groups, dtype, precision };
+            (instruction.batch_group_count <= 1).then_some((op, orders))
+        };
+        let Some((op, [of_input, of_kernel, of_result])) = found() else { return Ok(None) };
+        let builder = context.builder();
+        let sizes = [(input, &of_input), (kernel, &of_kernel)].map(|(value, order)| {
+            let ty = builder.ty(value);
+            let dims = order.iter().map(|&dim| ty.dims.get(dim).copied()).collect::<Option<_>>()?;
+            Some(TensorType { dtype: ty.dtype, dims })
+        });
+        let [Some(of_input_type), Some(of_kernel_type)] = sizes else { return Ok(None) };
+        let back = inverse(&of_result);
+        let fits = op.infer(&[&of_input_type, &of_kernel_type]).is_ok_and(|types| {
+            let dims: Dims = back.iter().map(|&dim| types[0].dims[dim]).collect();
+            types[0].rank() == back.len() && dims == result.dims && types[0].dtype == dtype
+        });
+        if !fits {
+            return Ok(None);
+        }
+        let (input, kernel) = (builder.transpose(input, &of_input)?, builder.transpose(kernel, &of_kernel)?);
+        let folded = builder.push1(op, &[input, kernel])?;
+        Ok(Some(Values::from_slice(&[builder.transpose(folded, &back)?])))
+    }
+}

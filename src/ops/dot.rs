@@ -288,7 +288,7 @@ impl Primitive for DotGeneral {
 
 impl Precision {
     /// The precision that both operands of an instruction have; `None` for one that no variant is.
-    fn of_config(config: Option<&proto::PrecisionConfig>) -> Option<Precision> {
+    pub(super) fn of_config(config: Option<&proto::PrecisionConfig>) -> Option<Precision> {
         let Some(config) = config else { return Some(Precision::Default) };
         let is = |precision: Precision| {
             let all = precision.config().map(|config| config.operand_precision).unwrap_or_default();

@@ -52,11 +52,11 @@ pub use attention::{
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
+pub(crate) use context::Import;
 pub use context::{
     BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, ImportContext,
     InstructionId, JvpContext, PartitionContext, Recognize, Recognized, VjpContext,
 };
-pub(crate) use context::Import;
 pub(crate) use context::{PartitionPorts, Stretch, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
@@ -222,6 +222,7 @@ macro_rules! op_table {
             pub(crate) const IMPORT_RULES: &'static [(&'static [&'static str], Recognize)] = &[
                 $(($primitive::OPCODES, $primitive::recognize),)*
                 $(($region::OPCODES, $region::recognize),)*
+                $((&["custom-call"], $primitive::recognize_call),)*
             ];
 
             /// The name in text forms and messages.

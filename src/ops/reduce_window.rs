@@ -353,4 +353,38 @@ impl Primitive for ArgReduceWindow {
     }
 }
 
-import!(ReduceWindow, ArgReduceWindow: in_parts);
+/// The windows of a message; `None` for windows that are reversed, or of a negative size.
+pub(super) fn windows_of(window: &proto::Window) -> Option<Vec<WindowDim>> {
+    let dimension = |dim: &proto::WindowDimension| {
+        let at_least_one = |number: i64| usize::try_from(number).ok().map(|number| number.max(1));
+        (!dim.window_reversal).then_some(WindowDim {
+            size: usize::try_from(dim.size).ok()?,
+            stride: at_least_one(dim.stride)?,
+            low: dim.padding_low,
+            high: dim.padding_high,
+            window_dilation: at_least_one(dim.window_dilation)?,
+            base_dilation: at_least_one(dim.base_dilation)?,
+        })
+    };
+    window.dimensions.iter().map(dimension).collect()
+}
+
+impl Import for ReduceWindow {
+    const OPCODES: &'static [&'static str] = &["reduce-window"];
+
+    /// A fold of one array by a kind that starts at the identity: padding is made of what it starts at.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let &[operand, start] = context.operands() else { return Ok(None) };
+        let found = context.computation(0).and_then(combiner);
+        let window = context.instruction().window.as_ref().and_then(windows_of);
+        let (Some((kind, dtype)), Some(window)) = (found, window) else { return Ok(None) };
+        let result = context.result_types().to_vec();
+        let builder = context.builder();
+        let is_plain = builder.ty(operand).dtype == dtype && builder.graph().splat(start) == Some(kind.identity(dtype));
+        let op = ReduceWindow { kind, window: window.into() };
+        let fits = is_plain && op.infer(&[builder.ty(operand)]).is_ok_and(|types| types.as_slice() == result);
+        if fits { builder.push(op, &[operand]).map(Some) } else { Ok(None) }
+    }
+}
+
+import!(ArgReduceWindow: in_parts);

@@ -11,8 +11,8 @@ use super::edges::{Edge, Executions, Port, Source, Target, loop_edges, plain_edg
 use super::rules::{Import, ImportContext, Recognized, import, refuse_if};
 use super::{AxisList, Op, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
 use crate::ir::{
-    Attribute, DType, Graph, GraphBuilder, GraphCopy, GraphTextError, OpError, OpName, PortInfo, Printer, Reader, TensorType, TypeError,
-    Value, Values,
+    Attribute, DType, Graph, GraphBuilder, GraphCopy, GraphTextError, OpError, OpName, PortInfo, Printer, Reader,
+    TensorType, TypeError, Value, Values,
 };
 
 /// The bodies of an op.
@@ -671,6 +671,7 @@ impl Import for While {
     fn recognize(context: &mut dyn ImportContext) -> Recognized {
         // The body is called first, then the condition.
         let (Some(body), Some(condition)) = (context.body(0), context.body(1)) else { return Ok(None) };
+        let iterations = context.iterations();
         let operands = Values::from_slice(context.operands());
         let counts = [body.inputs().len(), body.outputs().len(), condition.inputs().len()];
         if counts != [operands.len(); 3] {
@@ -688,8 +689,8 @@ impl Import for While {
             condition: reordered(&condition, condition.outputs().to_vec()),
             body: reordered(&body, carries.iter().map(|&index| body.outputs()[index]).collect()),
             invariant_count: invariants.len(),
-            at_most: 0,
-            often: Often::default(),
+            at_most: iterations.unwrap_or(0),
+            often: iterations.map(|count| Often::new([count], 1)).unwrap_or_default(),
         };
         let reordered: Values = order.iter().map(|&index| operands[index]).collect();
         let results = context.builder().push(op, &reordered)?;
@@ -744,11 +745,7 @@ impl Import for Cond {
 }
 
 /// A graph that calls another with some of its inputs.
-fn reading_some(
-    body: Arc<Graph>,
-    types: &[TensorType],
-    these: std::ops::Range<usize>,
-) -> Result<Arc<Graph>, OpError> {
+fn reading_some(body: Arc<Graph>, types: &[TensorType], these: std::ops::Range<usize>) -> Result<Arc<Graph>, OpError> {
     let mut builder = GraphBuilder::new(body.name());
     let inputs: Vec<Value> = types.iter().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
     let results = builder.push(Call { function: body }, &inputs[these])?;

@@ -1,11 +1,11 @@
 //! The items that the files of all ops use: the contexts of the rules, types and checks, and the rules that many ops
 //! share.
 
+pub(super) use super::context::{applied, axes, combiner, import};
 pub(super) use super::{
     BatchContext, EmitContext, FactorKind, FactorRule, Facts, JvpContext, PartitionContext, Primitive, ResultTypes,
     VjpContext, expect_axes, expect_dims, expect_dtype, expect_operands, expect_rank, one,
 };
-pub(super) use super::context::{applied, axes, combiner, import};
 pub(super) use super::{Import, ImportContext, Recognized};
 pub(super) use crate::ir::{DType, Dims, GraphBuilder, OpError, OpName, TensorType, TypeError, Value, Values};
 

@@ -267,4 +267,9 @@ impl Primitive for TopK {
     }
 }
 
-import!(Sort, TopK: in_parts);
+import!(Sort: in_parts);
+import!(TopK: "topk" => |context| {
+    let instruction = context.instruction();
+    let k = usize::try_from(instruction.k).ok()?;
+    instruction.largest.then_some(TopK { k })
+});

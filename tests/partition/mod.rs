@@ -4,6 +4,7 @@ mod branches;
 mod collective_matmul;
 mod decoder_cases;
 mod experts;
+mod foreign;
 mod head_loss;
 mod local_form;
 mod local_rewrites;

@@ -7,12 +7,14 @@
 //! hidden in fusions, calls, copies, conversions and broadcasts, as in compiled modules. Any other form is unknown; the
 //! analysis does not run the loop.
 
-use meshloom_hlo::is_tuple;
 use std::cell::Cell;
+
+use meshloom_hlo::is_tuple;
+use rustc_hash::FxHashMap;
 
 use super::elements::{Element, number};
 use super::index::{Computation, Module, attribute};
-use meshloom_hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
+use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto, PrimitiveType, ShapeProto};
 
 /// Frontend attribute of a loop whose number of iterations depends on data: the most iterations that it has.
 pub const STATED_ITERATIONS: &str = "iterations_at_most";
@@ -63,6 +65,17 @@ pub(super) fn of(
         budget.next_loop();
         counted(module, within, instruction, budget)
     })
+}
+
+/// Returns the iterations of each `while` of a module that are known before it runs, by the id of its instruction.
+pub fn known(module: &HloModuleProto) -> FxHashMap<i64, u64> {
+    let module = Module::new(module);
+    let budget = Budget::of(&module);
+    let loops = module.computations().iter().flat_map(|within| {
+        let instructions = within.instructions().iter().filter(|it| it.opcode == "while");
+        instructions.map(move |instruction| (within, instruction))
+    });
+    loops.filter_map(|(within, it)| Some((it.id, of(&module, within, it, &budget)?))).collect()
 }
 
 /// Returns the trip count that a compiler has written into a `while`.

@@ -25,6 +25,9 @@ pub trait ImportContext {
     /// instruction cannot be.
     fn body(&mut self, index: usize) -> Option<Arc<Graph>>;
 
+    /// The number of iterations of the instruction, a loop, if that is known before it runs.
+    fn iterations(&self) -> Option<usize>;
+
     /// The graph under construction.
     fn builder(&mut self) -> &mut GraphBuilder;
 }
@@ -43,6 +46,11 @@ pub(crate) trait Import {
 
     /// Makes nodes of an instruction with one of these opcodes.
     fn recognize(context: &mut dyn ImportContext) -> Recognized;
+
+    /// Makes nodes of a custom call, whose target says that it is the op. Most ops are none.
+    fn recognize_call(_context: &mut dyn ImportContext) -> Recognized {
+        Ok(None)
+    }
 }
 
 /// States that instructions of these opcodes, whatever they carry, are the op that a function makes of the context.

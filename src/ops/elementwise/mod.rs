@@ -609,6 +609,14 @@ impl Import for Unary {
         let kind = UnaryKind::ALL.iter().find(|kind| kind.name() == opcode);
         applied(context, kind.map(|&kind| Unary(kind).into()))
     }
+
+    /// Functions of the dialect `chlo` that HLO has no opcode for.
+    fn recognize_call(context: &mut dyn ImportContext) -> Recognized {
+        let target = context.instruction().custom_call_target.strip_prefix("chlo.");
+        let name = target.map(|target| target.replace('_', "-"));
+        let kind = UnaryKind::ALL.iter().find(|kind| Some(kind.name()) == name.as_deref());
+        applied(context, kind.map(|&kind| Unary(kind).into()))
+    }
 }
 
 impl Import for Binary {
@@ -627,6 +635,24 @@ import!(Compare: "compare" => |context| {
     let direction = Direction::named(&instruction.comparison_direction)?;
     (instruction.comparison_type != "TOTALORDER").then_some(Compare(direction))
 });
-import!(Select: "select" => |_| Some(Select));
+
+impl Import for Select {
+    const OPCODES: &'static [&'static str] = &["select"];
+
+    /// One choice may be for all elements.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let (&[choice, on_true, on_false], [result]) = (context.operands(), context.result_types()) else {
+            return Ok(None);
+        };
+        let dims = result.dims.clone();
+        let builder = context.builder();
+        if builder.ty(choice).rank() > 0 || dims.is_empty() {
+            return applied(context, Some(Select.into()));
+        }
+        let choices = builder.broadcast(choice, &dims, &[])?;
+        builder.push(Select, &[choices, on_true, on_false]).map(Some)
+    }
+}
+
 import!(Convert: "convert" => |context| Some(Convert(context.result_types().first()?.dtype)));
 import!(BitcastConvert: "bitcast-convert" => |context| Some(BitcastConvert(context.result_types().first()?.dtype)));
