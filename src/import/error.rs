@@ -6,7 +6,7 @@ use crate::ir::OpError;
 
 /// An instruction in messages: its opcode, its name, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ForeignInstruction {
     /// The opcode; of a custom call with its target.
     pub opcode: String,
     /// The name of the instruction.
@@ -17,7 +17,7 @@ pub struct Place {
     pub source: Option<String>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ForeignInstruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} %{}", self.opcode, self.name)?;
         if !self.op_name.is_empty() {
@@ -37,24 +37,30 @@ pub enum ImportError {
     /// The module names no entry computation.
     #[error("the module has no entry computation")]
     NoEntry,
+    /// A computation names no root.
+    #[error("the computation %{computation} has no root")]
+    NoRoot {
+        /// Its name.
+        computation: String,
+    },
     /// No op is this instruction.
     #[error("no op is {0}; leave the partitioning of this program to XLA")]
-    Unrecognized(Place),
+    Unrecognized(ForeignInstruction),
     /// A type that graphs do not have: complex numbers, dynamic sizes, tokens.
     #[error("{0} has a type that graphs do not have (complex, dynamic, or a token)")]
-    Type(Place),
+    Type(ForeignInstruction),
     /// An operand that is not in front of its reader.
     #[error("{0} reads a value that is not in front of it")]
-    MissingOperand(Place),
+    MissingOperand(ForeignInstruction),
     /// Computations that call each other in circles, or too deep.
     #[error("{0} calls computations that are nested more than 100 levels deep")]
-    Nesting(Place),
+    Nesting(ForeignInstruction),
     /// A sharding that is none of a spec.
     #[error("{place}: {why}")]
     Sharding {
         /// The instruction that states it.
-        place: Place,
-        /// What about it.
+        place: ForeignInstruction,
+        /// The reason.
         why: String,
     },
     /// A program of several replicas, as `pmap` makes.
@@ -75,7 +81,7 @@ pub enum ImportError {
     #[error("{place}: {source}")]
     Op {
         /// The instruction.
-        place: Place,
+        place: ForeignInstruction,
         /// The reason.
         source: OpError,
     },

@@ -1,7 +1,8 @@
-//! Import: an HLO module becomes a graph with the shardings that it states. This is the inverse of [`emit`](crate::emit).
+//! Import: an HLO module becomes a graph with the shardings that it states. It is the inverse of
+//! [`emit`](crate::emit).
 //!
-//! Each op recognizes its own instructions, by a rule beside its emission. What only holds others together (tuples and
-//! their elements, parameters) and what states a sharding is read here. Bytecode, StableHLO text and exports become HLO
+//! Each op recognizes its own instructions, by a rule beside its emission. This module reads the instructions that hold
+//! others together (tuples and their elements, parameters) and those that state a sharding. Bytecode, StableHLO text and exports become HLO
 //! modules by `meshloom-hlo`.
 //!
 //! Source lines are those of another language, so that nodes keep scopes alone: the path in `op_name`.
@@ -18,7 +19,7 @@ use meshloom_hlo::source::{Sources, op_name, scope};
 use meshloom_hlo::{is_tuple, tensor_type};
 use rustc_hash::FxHashMap;
 
-pub use error::{ImportError, Place};
+pub use error::{ForeignInstruction, ImportError};
 
 use crate::ir::{Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value, Values};
 use crate::ops::{ImportContext, Op, Recognize, Reshard};
@@ -86,10 +87,7 @@ type InstructionValues<'m> = FxHashMap<i64, Known<'m>>;
 impl<'m> Importer<'m> {
     fn module(mut self, module: &'m HloModuleProto, entry: &'m HloComputationProto) -> Result<Imported, ImportError> {
         let (mut graph, root) = self.computation(entry, &module.name, true)?;
-        let outputs = match root {
-            Some(root) => self.ports(root)?,
-            None => Vec::new(),
-        };
+        let outputs = self.ports(root)?;
         graph.set_output_info(outputs);
         let entries = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
         let is_plain = |index: &[i64]| index.len() <= 1;
@@ -116,7 +114,7 @@ impl<'m> Importer<'m> {
         computation: &'m HloComputationProto,
         name: &str,
         is_entry: bool,
-    ) -> Result<(Graph, Option<&'m HloInstructionProto>), ImportError> {
+    ) -> Result<(Graph, &'m HloInstructionProto), ImportError> {
         let mut builder = GraphBuilder::new(name);
         let mut values = InstructionValues::default();
         let mut parameters: Vec<&HloInstructionProto> =
@@ -136,7 +134,10 @@ impl<'m> Importer<'m> {
             values.insert(instruction.id, (made, instruction.shape.as_ref()));
         }
         let root = computation.instructions.iter().find(|it| it.id == computation.root_id);
-        let outputs = root.and_then(|root| values.get(&root.id)).map(|(values, _)| values.to_vec()).unwrap_or_default();
+        let Some((root, (outputs, _))) = root.and_then(|root| Some((root, values.get(&root.id)?))) else {
+            return Err(ImportError::NoRoot { computation: computation.name.clone() });
+        };
+        let outputs = outputs.to_vec();
         let infos = vec![PortInfo::default(); outputs.len()];
         Ok((builder.finish(outputs, infos), root))
     }
@@ -165,7 +166,8 @@ impl<'m> Importer<'m> {
         }
         let types = self.types(instruction)?;
         let rules = self.rules.get(instruction.opcode.as_str()).cloned().unwrap_or_default();
-        let mut context = Context { importer: self, instruction, operands: &flat, types: &types, builder, fault: None };
+        let mut context =
+            ImportedInstruction { importer: self, instruction, operands: &flat, types: &types, builder, fault: None };
         for rule in rules {
             match rule(&mut context) {
                 Ok(Some(made)) => return Ok(made),
@@ -211,8 +213,8 @@ impl<'m> Importer<'m> {
         }
     }
 
-    fn place(&self, instruction: &'m HloInstructionProto) -> Place {
-        Place {
+    fn place(&self, instruction: &'m HloInstructionProto) -> ForeignInstruction {
+        ForeignInstruction {
             opcode: match instruction.opcode.as_str() {
                 "custom-call" => format!("custom-call {:?}", instruction.custom_call_target),
                 opcode => opcode.to_owned(),
@@ -250,11 +252,11 @@ fn flatten(shape: &ShapeProto, types: &mut Vec<TensorType>) -> bool {
     if is_tuple(shape) {
         return shape.tuple_shapes.iter().all(|shape| flatten(shape, types));
     }
-    tensor_type(shape).map(|ty| types.push(ty)).is_some()
+    tensor_type(shape).filter(TensorType::is_addressable).map(|ty| types.push(ty)).is_some()
 }
 
 /// An instruction as the rules of ops see it.
-struct Context<'c, 'm> {
+struct ImportedInstruction<'c, 'm> {
     importer: &'c mut Importer<'m>,
     instruction: &'m HloInstructionProto,
     operands: &'c [Value],
@@ -264,7 +266,7 @@ struct Context<'c, 'm> {
     fault: Option<ImportError>,
 }
 
-impl ImportContext for Context<'_, '_> {
+impl ImportContext for ImportedInstruction<'_, '_> {
     fn instruction(&self) -> &HloInstructionProto {
         self.instruction
     }

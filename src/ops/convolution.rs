@@ -427,14 +427,18 @@ impl Import for Convolution {
         let builder = context.builder();
         let sizes = [(input, &of_input), (kernel, &of_kernel)].map(|(value, order)| {
             let ty = builder.ty(value);
-            let dims = order.iter().map(|&dim| ty.dims.get(dim).copied()).collect::<Option<_>>()?;
-            Some(TensorType { dtype: ty.dtype, dims })
+            let dims = order.iter().map(|&dim| ty.dims.get(dim).copied()).collect::<Option<Dims>>()?;
+            (dims.len() == ty.rank()).then_some(TensorType { dtype: ty.dtype, dims })
         });
         let [Some(of_input_type), Some(of_kernel_type)] = sizes else { return Ok(None) };
+        let is_order = |order: &AxisList, rank: usize| order.len() == rank && (0..rank).all(|dim| order.contains(&dim));
+        if !is_order(&of_result, result.rank()) {
+            return Ok(None);
+        }
         let back = inverse(&of_result);
         let fits = op.infer(&[&of_input_type, &of_kernel_type]).is_ok_and(|types| {
-            let dims: Dims = back.iter().map(|&dim| types[0].dims[dim]).collect();
-            types[0].rank() == back.len() && dims == result.dims && types[0].dtype == dtype
+            let found = &types[0];
+            found.rank() == result.rank() && back.iter().map(|&dim| found.dims[dim]).eq(result.dims.iter().copied())
         });
         if !fits {
             return Ok(None);

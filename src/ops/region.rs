@@ -705,7 +705,7 @@ import!(Scan, Checkpoint, CustomVjp: in_parts);
 impl Import for Cond {
     const OPCODES: &'static [&'static str] = &["conditional"];
 
-    /// Each branch has operands of its own. A branch of one selector is a graph of all of them, of which it reads some.
+    /// Each branch has operands of its own. Where they differ, every branch gets all of them and reads some.
     fn recognize(context: &mut dyn ImportContext) -> Recognized {
         let count = context.instruction().called_computation_ids.len();
         let Some(bodies) = (0..count).map(|index| context.body(index)).collect::<Option<Vec<_>>>() else {

@@ -668,9 +668,12 @@ impl Import for BroadcastInDim {
         let (&[operand], [result]) = (context.operands(), context.result_types()) else { return Ok(None) };
         let result = result.clone();
         let Some(mapping) = axes(&context.instruction().dimensions) else { return Ok(None) };
-        match context.builder().graph().splat(operand) {
-            Some(number) => context.builder().push(super::Splat::new(result, number), &[]).map(Some),
-            None => applied(context, Some(BroadcastInDim { dims: result.dims, mapping }.into())),
+        let op = BroadcastInDim { dims: result.dims.clone(), mapping };
+        let builder = context.builder();
+        let fits = op.infer(&[builder.ty(operand)]).is_ok_and(|types| types[0] == result);
+        match builder.graph().splat(operand) {
+            Some(number) if fits => builder.push(super::Splat::new(result, number), &[]).map(Some),
+            _ => applied(context, Some(op.into())),
         }
     }
 }

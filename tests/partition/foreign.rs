@@ -9,8 +9,10 @@ use meshloom::hlo::read::{Limits, read};
 use meshloom::import::import;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::partition::Ledger;
+use support::cases::{cases, seed};
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
+use support::random::Random;
 use support::spmd::run_local;
 use support::{numbers, path};
 
@@ -104,6 +106,27 @@ fn no_more_is_sent_than_by_xla() {
         println!("{name}: {ours} bytes, XLA's partitioner {theirs}");
         assert!(ours <= theirs, "{name}: {ours} bytes, and XLA's partitioner sends {theirs}");
     }
+}
+
+/// One byte of the bytecode is another. The reader, the import or the partitioner refuses the program, or it is
+/// lowered.
+#[test]
+fn damaged_programs_are_refused_or_lowered() {
+    let bytes = fs::read(path(FOLDER).join("fsdp_mlp.mlirbc")).expect("a file");
+    let (mut lowered, mut refused) = (0, 0);
+    for number in cases("spmd damaged programs", 200, 0..10_000) {
+        let mut random = Random(seed(57) + number);
+        let mut damaged = bytes.clone();
+        let at = random.below(damaged.len());
+        damaged[at] = random.below(256) as u8;
+        let Ok(read) = read(&damaged, &Limits::default()) else { continue };
+        match lower_module(&read.module, &LowerOptions::default()) {
+            Ok(_) => lowered += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    println!("{lowered} are lowered and {refused} refused of those that are read");
+    assert!(lowered > 0 && refused > 0);
 }
 
 #[test]
