@@ -44,7 +44,7 @@ pub enum ImportError {
         computation: String,
     },
     /// No op is this instruction.
-    #[error("no op is {0}; leave the partitioning of this program to XLA")]
+    #[error("meshloom has no op for {0}; leave the partitioning of this program to XLA")]
     Unrecognized(ForeignInstruction),
     /// A type that graphs do not have: complex numbers, dynamic sizes, tokens.
     #[error("{0} has a type that graphs do not have (complex, dynamic, or a token)")]

@@ -1,9 +1,9 @@
 //! Import: an HLO module becomes a graph with the shardings that it states. It is the inverse of
 //! [`emit`](crate::emit).
 //!
-//! Each op recognizes its own instructions, by a rule beside its emission. This module reads the instructions that hold
-//! others together (tuples and their elements, parameters) and those that state a sharding. Bytecode, StableHLO text and exports become HLO
-//! modules by `meshloom-hlo`.
+//! Each op recognizes its own instructions, by a rule beside its emission. This module reads the instructions that
+//! hold others together (tuples and their elements, parameters) and those that state a sharding. Bytecode, StableHLO
+//! text and exports become HLO modules by `meshloom-hlo`.
 //!
 //! Source lines are those of another language, so that nodes keep scopes alone: the path in `op_name`.
 

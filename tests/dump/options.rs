@@ -16,6 +16,8 @@ const NAMED: &str = "tests/foreign/fsdp_mlp.unoptimized.txt";
 /// Compiled for TPUs.
 const SCHEDULED: &str = "tests/foreign/pipeline.tpu.txt";
 const FOLDER: &str = "tests/foreign/xla_dump";
+/// Not partitioned yet.
+const LOWERED: &str = "tests/foreign/lowered/fsdp_mlp.stablehlo.txt";
 
 /// The way in which the user is told of a wrong or failing option, which decides the exit status.
 #[derive(Clone, Copy)]
@@ -31,7 +33,7 @@ enum Told {
 use Told::{Found, Refused, Said};
 
 /// The commands that read any input, and the arguments that they need after it.
-const READING: [(&str, &[&str]); 13] = [
+const READING: [(&str, &[&str]); 14] = [
     ("show", &[]),
     ("collectives", &[]),
     ("traffic", &["--over", "data"]),
@@ -39,6 +41,7 @@ const READING: [(&str, &[&str]); 13] = [
     ("cost", &[]),
     ("overlap", &["--chip", "v5p"]),
     ("explain", &["parameters"]),
+    ("partition", &[]),
     ("diff", &[TEXT]),
     ("report", &["-o", "no/such/folder/page.html"]),
     ("lock", &[]),
@@ -172,6 +175,13 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("cost", "--by", &[TEXT, "--by", "loop", "--scope", "mlp"], Refused("--by loop adds up whole loops")),
     ("cost", "--scope", &[TEXT, "--scope", "nosuchscope"], Refused("no instruction has this in its scope path")),
     ("cost", "--limit", &[TEXT, "--limit", "all"], Refused("invalid value 'all'")),
+    (
+        "partition",
+        "--output",
+        &[LOWERED, "--output", "no/such/folder/x.txt"],
+        Refused("cannot write no/such/folder/x.txt"),
+    ),
+    ("partition", "--limit", &[LOWERED, "--limit", "2", "--json"], Refused("--json prints all rows")),
     ("overlap", "--chip", &[SCHEDULED], Refused("times need the rates of a chip; say for which, as --chip v5p")),
     ("overlap", "--chip", &[SCHEDULED, "--chip", "v9"], Refused("no chip is called \"v9\"")),
     ("overlap", "--chip", &[SCHEDULED, "--chip", "cpu"], Refused("no rates are published for cpu")),

@@ -15,7 +15,7 @@ const PROFILE: &str = "tests/foreign/profile/scan_remat.cpu.xplane.pb";
 const FOLDER: &str = "tests/foreign/xla_dump";
 
 /// Commands in all forms of their answers.
-const RUNS: [&[&str]; 24] = [
+const RUNS: [&[&str]; 25] = [
     &["show", TEXT],
     &["show", SCHEDULED, "--computation", "main.10_spmd"],
     &["show", CONFIG, "--kernels", "--set", "model.seq=1024"],
@@ -34,6 +34,7 @@ const RUNS: [&[&str]; 24] = [
     &["cost", TEXT],
     &["cost", SCHEDULED, "--chip", "v5p"],
     &["explain", TEXT, "parameters"],
+    &["partition", "tests/foreign/lowered/fsdp_mlp.stablehlo.txt"],
     &["explain", CONFIG, "params.layers.mlp.gate"],
     &["diff", TEXT, "tests/foreign/moe.partitioned.txt"],
     &["diff", TEXT, TEXT],

@@ -133,7 +133,7 @@ fn damaged_programs_are_refused_or_lowered() {
 fn what_is_not_imported_is_named() {
     for (name, opcode) in REFUSED {
         let error = lower_module(&module(name), &LowerOptions::default()).err().expect("an error").to_string();
-        assert!(error.starts_with(&format!("no op is {opcode} %")), "{name}: {error}");
+        assert!(error.starts_with(&format!("meshloom has no op for {opcode} %")), "{name}: {error}");
     }
     let files = fs::read_dir(path(FOLDER)).expect("a folder").map(|entry| entry.expect("an entry").file_name());
     let found = files.filter(|file| file.to_string_lossy().ends_with(".stablehlo.txt")).count();

@@ -339,6 +339,20 @@ pub struct Explain {
     pub tensor: String,
 }
 
+#[cfg(feature = "compiler")]
+#[derive(Args)]
+pub struct Partition {
+    #[command(flatten)]
+    pub input: Input,
+    /// Writes the partitioned module: as HLO text to a file *.txt, as StableHLO to *.mlir, as a portable artifact to
+    /// *.mlirbc, and as an HLO proto to any other
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// The most rows to print; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 30, value_parser = parse_whole::<usize>)]
+    pub limit: usize,
+}
+
 #[derive(Args)]
 pub struct Diff {
     /// The one before

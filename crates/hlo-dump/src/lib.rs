@@ -42,6 +42,8 @@ mod moved;
 pub mod output;
 #[doc(hidden)]
 pub mod overlap;
+#[cfg(feature = "compiler")]
+mod partition;
 mod replication;
 mod report;
 mod run;
@@ -102,6 +104,9 @@ enum Command {
     Overlap(Overlap),
     /// Explain why a tensor has its sharding: from rule or annotation, op by op
     Explain(Explain),
+    /// Partition a program as JAX lowers it, before XLA does: what it then moves and holds
+    #[cfg(feature = "compiler")]
+    Partition(arguments::Partition),
     /// Compare two programs by meaning: renumbering is no difference
     Diff(Diff),
     /// Put everything on one page that needs no network
@@ -251,6 +256,8 @@ fn execute_command(command: Command, json: bool) -> Result<Outcome> {
         Command::Cost(cost) => cost::run(&cost, json)?,
         Command::Overlap(overlap) => overlap::run(&overlap, json)?,
         Command::Explain(explain) => explain::run(&explain, json)?,
+        #[cfg(feature = "compiler")]
+        Command::Partition(partition) => partition::run(&partition, json)?,
         Command::Diff(diff) => return diff::run(&diff, json),
         Command::Traffic(traffic) => traffic::run(&traffic, json)?,
         Command::Report(report) => report::run(&report, json)?,

@@ -15,7 +15,7 @@ use crate::{check, collectives, cost, diff, explain, lock, memory, overlap, repo
 type Form = fn(&mut SchemaGenerator) -> Schema;
 
 /// The commands that print JSON, each with the forms that it has.
-const COMMANDS: [(&str, &[Form]); 11] = [
+const COMMANDS: &[(&str, &[Form])] = &[
     ("show", &[of_input::<show::Answer>, of_input::<show::Kernels>]),
     ("collectives", &[of_input::<collectives::Answer>, of_input::<collectives::Grouped>]),
     ("traffic", &[of_input::<traffic::Answer>]),
@@ -23,6 +23,8 @@ const COMMANDS: [(&str, &[Form]); 11] = [
     ("cost", &[of_input::<cost::Answer>]),
     ("overlap", &[of_input::<overlap::Answer>]),
     ("explain", &[of_input::<explain::Answer>]),
+    #[cfg(feature = "compiler")]
+    ("partition", &[of_input::<crate::partition::Answer>]),
     ("diff", &[of_two::<diff::Answer>]),
     ("report", &[of_input::<report::Answer>]),
     ("lock", &[of_input::<lock::TrafficLock>]),
@@ -45,8 +47,8 @@ pub fn run(command: Option<&str>) -> Result<()> {
         Some(name) => match of_command(name) {
             Some(schema) => schema,
             None => {
-                let names = COMMANDS.map(|(name, _)| name);
-                let near = did_you_mean(name, names);
+                let names: Vec<&str> = COMMANDS.iter().map(|(name, _)| *name).collect();
+                let near = did_you_mean(name, names.iter().copied());
                 bail!("there is no schema of \"{name}\"{near}; there is one of {}", names.join(", "))
             }
         },
@@ -70,8 +72,10 @@ pub fn of_command(name: &str) -> Option<Value> {
 /// Returns the schema of what any command prints: the definition with the command's name.
 fn of_all() -> Value {
     let mut generator = generator();
-    let commands = COMMANDS.map(|(name, forms)| (name.to_owned(), of_forms(name, forms, &mut generator).into()));
-    let any = COMMANDS.map(|(name, _)| json!({ "$ref": format!("#/$defs/{name}") }));
+    let of_command =
+        |(name, forms): &(&str, &[Form])| ((*name).to_owned(), Value::from(of_forms(name, forms, &mut generator)));
+    let commands: Vec<(String, Value)> = COMMANDS.iter().map(of_command).collect();
+    let any: Vec<Value> = COMMANDS.iter().map(|(name, _)| json!({ "$ref": format!("#/$defs/{name}") })).collect();
     let mut definitions = generator.take_definitions(true);
     definitions.extend(commands);
     let mut schema = json!({ "$schema": DIALECT, "title": "hlo-dump --json", "oneOf": any, "$defs": definitions });

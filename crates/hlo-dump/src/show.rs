@@ -88,17 +88,17 @@ fn form(arguments: &Show, json: bool) -> Result<Emit> {
     Ok(emit)
 }
 
-fn text(loaded: &Loaded, full: bool) -> String {
+pub fn text(loaded: &Loaded, full: bool) -> String {
     let options = if full { TextOptions::parseable() } else { TextOptions::canonical() };
     let module = HloModuleProtoWithConfig { hlo_module: Some(loaded.module.clone()), config: loaded.config.clone() };
     print_with_config(&module, &options)
 }
 
-fn stablehlo(loaded: &Loaded, full: bool) -> Result<String> {
+pub fn stablehlo(loaded: &Loaded, full: bool) -> Result<String> {
     Ok(stablehlo::write(&loaded.module, &write_options(loaded, full))?)
 }
 
-fn artifact(loaded: &Loaded, version: Option<ArtifactVersion>) -> Result<Vec<u8>> {
+pub fn artifact(loaded: &Loaded, version: Option<ArtifactVersion>) -> Result<Vec<u8>> {
     Ok(stablehlo::write_artifact(&loaded.module, &write_options(loaded, true), version)?)
 }
 
