@@ -45,21 +45,21 @@ pub enum ImportError {
     },
     /// No op is this instruction.
     #[error("meshloom has no op for {0}; leave the partitioning of this program to XLA")]
-    Unrecognized(ForeignInstruction),
+    Unrecognized(Box<ForeignInstruction>),
     /// A type that graphs do not have: complex numbers, dynamic sizes, tokens.
     #[error("{0} has a type that graphs do not have (complex, dynamic, or a token)")]
-    Type(ForeignInstruction),
+    Type(Box<ForeignInstruction>),
     /// An operand that is not in front of its reader.
     #[error("{0} reads a value that is not in front of it")]
-    MissingOperand(ForeignInstruction),
+    MissingOperand(Box<ForeignInstruction>),
     /// Computations that call each other in circles, or too deep.
     #[error("{0} calls computations that are nested more than 100 levels deep")]
-    Nesting(ForeignInstruction),
+    Nesting(Box<ForeignInstruction>),
     /// A sharding that is none of a spec.
     #[error("{place}: {why}")]
     Sharding {
         /// The instruction that states it.
-        place: ForeignInstruction,
+        place: Box<ForeignInstruction>,
         /// The reason.
         why: String,
     },
@@ -81,9 +81,9 @@ pub enum ImportError {
     #[error("{place}: {source}")]
     Op {
         /// The instruction.
-        place: ForeignInstruction,
+        place: Box<ForeignInstruction>,
         /// The reason.
-        source: OpError,
+        source: Box<OpError>,
     },
 }
 

@@ -172,7 +172,7 @@ impl<'m> Importer<'m> {
             match rule(&mut context) {
                 Ok(Some(made)) => return Ok(made),
                 Ok(None) => {}
-                Err(error) => return Err(ImportError::Op { place: self.place(instruction), source: error }),
+                Err(error) => return Err(ImportError::Op { place: self.place(instruction), source: error.into() }),
             }
             if let Some(fault) = context.fault.take() {
                 return Err(fault);
@@ -195,7 +195,7 @@ impl<'m> Importer<'m> {
             made.push(match spec {
                 Some(spec) => {
                     let pushed = builder.push1(Reshard::new(spec), &[operand]);
-                    pushed.map_err(|source| ImportError::Op { place: self.place(instruction), source })?
+                    pushed.map_err(|error| ImportError::Op { place: self.place(instruction), source: error.into() })?
                 }
                 None => operand,
             });
@@ -213,8 +213,8 @@ impl<'m> Importer<'m> {
         }
     }
 
-    fn place(&self, instruction: &'m HloInstructionProto) -> ForeignInstruction {
-        ForeignInstruction {
+    fn place(&self, instruction: &'m HloInstructionProto) -> Box<ForeignInstruction> {
+        Box::new(ForeignInstruction {
             opcode: match instruction.opcode.as_str() {
                 "custom-call" => format!("custom-call {:?}", instruction.custom_call_target),
                 opcode => opcode.to_owned(),
@@ -222,7 +222,7 @@ impl<'m> Importer<'m> {
             name: instruction.name.clone(),
             op_name: op_name(instruction).to_owned(),
             source: self.sources.line(instruction).map(|line| line.to_string()),
-        }
+        })
     }
 
     fn refused(&self, instruction: &'m HloInstructionProto, why: String) -> ImportError {
