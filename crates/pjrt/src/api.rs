@@ -157,7 +157,7 @@ impl Api {
     }
 
     /// The function, if the plugin's table reaches it and has it.
-    fn function<F: Copy>(self, offset: usize) -> Option<F> {
+    pub(super) fn function<F: Copy>(self, offset: usize) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<usize>()) };
         // SAFETY: the field is read only when the table reaches past it; all callers ask for the type of that field. No
         // reference to the whole table is made, for the plugin's may be shorter than ours.

@@ -58,6 +58,7 @@ mod profiler;
 mod program;
 #[cfg(feature = "fetch")]
 mod progress;
+pub mod raw;
 mod record;
 mod search;
 #[rustfmt::skip]

@@ -95,17 +95,31 @@ impl Plugin {
             get()
         };
         if raw.is_null() {
-            return Err(refused("GetPjrtApi returned null".into()));
+            return Err(refused("GetPjrtApi returned null; it may have said why on standard error".into()));
         }
         // From here on the library may have started threads: it is never unloaded, used or not.
         std::mem::forget(library);
         // SAFETY: `raw` is what `GetPjrtApi` returned, not null, and the library stays.
+        unsafe { Plugin::of_table(path, raw, &mut loaded) }
+    }
+
+    /// The plugin with this function table, which is not null.
+    ///
+    /// # Safety
+    /// A plugin's `GetPjrtApi` must have returned the table, and the plugin must stay loaded for ever.
+    unsafe fn of_table(
+        path: PathBuf,
+        raw: *const PJRT_Api,
+        loaded: &mut Vec<Arc<Plugin>>,
+    ) -> Result<Arc<Plugin>, PjrtError> {
+        // SAFETY: the caller's promise.
         let api = unsafe { Api::from_raw(raw) };
         if let Some(plugin) = loaded.iter().find(|plugin| plugin.api == api) {
             // Another name of a file that is loaded already.
             return Ok(plugin.clone());
         }
-        let version = api.version().ok_or_else(|| refused("its function table is too short".into()))?;
+        let short = || PjrtError::NotAPlugin { path: path.clone(), reason: "its function table is too short".into() };
+        let version = api.version().ok_or_else(short)?;
         if version.0 != PJRT_API_MAJOR as i32 || version.1 < OLDEST_MINOR {
             return Err(PjrtError::ApiVersion { path, major: version.0, minor: version.1 });
         }
@@ -115,6 +129,20 @@ impl Plugin {
         let plugin = Arc::new(Plugin { path, api, version, attributes });
         loaded.push(plugin.clone());
         Ok(plugin)
+    }
+
+    /// The plugin with this function table, for one that stands in for another: [`load`](Plugin::load) without a file.
+    ///
+    /// # Errors
+    /// As of [`load`](Plugin::load).
+    ///
+    /// # Safety
+    /// As of [`of_table`](Plugin::of_table).
+    pub(super) unsafe fn from_table(name: &Path, raw: *const PJRT_Api) -> Result<Arc<Plugin>, PjrtError> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        prepare_environment();
+        // SAFETY: the caller's promise.
+        unsafe { Plugin::of_table(name.to_owned(), raw, &mut loaded) }
     }
 
     /// The file it was loaded from, with links resolved.

@@ -1,0 +1,99 @@
+//! The seam: a program comes in, a decision about it goes out.
+
+use super::count::Summary;
+use super::request::{Format, Request};
+
+/// Whatever decides about programs.
+///
+/// It is called for several programs at once, each time on a thread of its own with a stack of 64 MiB: the threads of
+/// Python may have small ones, and a stack that is too short ends the process. A panic counts as [`Reason::Panicked`].
+pub trait Rewrite: Send + Sync {
+    /// Decides about a program.
+    fn rewrite(&self, request: &Request<'_>) -> Decision;
+}
+
+/// What is done with a program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// The inner plugin compiles it as it is.
+    PassedOn {
+        /// Why.
+        reason: Reason,
+        /// The line of the person's program that the reason is about, `model.py:12`, if it is known.
+        line: Option<String>,
+        /// What is in the program, if it was read.
+        summary: Option<Summary>,
+    },
+    /// The inner plugin compiles another in its place. Where it refuses that, it compiles the program as it is.
+    Replaced(Replacement),
+}
+
+/// A program in the place of another. Its executable must be what JAX expects of the given one: the same parameters
+/// and results in the same order, sharded as the README says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replacement {
+    /// The language of the program.
+    pub format: Format,
+    /// The program.
+    pub code: Vec<u8>,
+    /// A serialized `CompileOptionsProto`. Options that are decoded and encoded again lose what a newer XLA has added.
+    /// To keep it, append the encoded difference to [`Request::options_bytes`]: protobuf merges what is appended.
+    pub options: Vec<u8>,
+    /// What was done, for the dump.
+    pub report: serde_json::Value,
+    /// What is in the given program, if it was read.
+    pub summary: Option<Summary>,
+}
+
+/// The reason why a program is passed on. One that is said is said once.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// There is nothing to partition.
+    #[error("it runs on one device")]
+    OneDevice,
+    /// The part that would replace it is not there yet.
+    #[error("partitioning of foreign programs is not built yet")]
+    NotBuilt,
+    /// The program cannot be read.
+    #[error("it cannot be read: {0}")]
+    Unreadable(String),
+    /// The options cannot be read.
+    #[error("its compile options are no CompileOptionsProto")]
+    Options,
+    /// The program is in a language that is not known.
+    #[error("it is in format {0:?}; mlir, hlo and hlo_with_config are known")]
+    Format(String),
+    /// The arguments of the call are shorter than the API has them.
+    #[error("the call has fewer arguments than version 0.81 of the PJRT C API")]
+    Call,
+    /// The decision panicked, which is a defect of meshloom.
+    #[error("meshloom panicked: {0}; please report this")]
+    Panicked(String),
+    /// There is no thread to decide on.
+    #[error("no thread can be started: {0}")]
+    NoThread(String),
+}
+
+meshloom_hlo::debug_is_message!(Reason);
+
+impl Reason {
+    /// Whether the reason is as it should be, so that it is not said without a log.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self, Reason::OneDevice)
+    }
+}
+
+impl Decision {
+    /// A program that is passed on without having been read.
+    pub fn passed_on(reason: Reason) -> Decision {
+        Decision::PassedOn { reason, line: None, summary: None }
+    }
+
+    /// What is in the given program, if it was read.
+    pub fn summary(&self) -> Option<&Summary> {
+        match self {
+            Decision::PassedOn { summary, .. } => summary.as_ref(),
+            Decision::Replaced(replacement) => replacement.summary.as_ref(),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+"""Programs of JAX through meshloom's plugin: their results are those of plain JAX.
+
+    MESHLOOM_PLUGIN_LIBRARY=target/release/libmeshloom_plugin.so python3 tests/oracle/plugin.py --check
+
+It makes no file, so that it checks with and without --check. Each run is a process of its own: plain JAX, JAX with the wheel of
+meshloom-jax unpacked beside it and switched on by a variable, the same with the plugin off, and by the line `enable()`.
+It needs a CPU plugin in meshloom's cache (`meshloom doctor` fetches one) or an installed one.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEVICES = 8
+TOLERANCE = 1e-5
+NAMES = ["matmul", "scan", "shard_map", "one_device"]
+
+
+def programs(folder):
+    """Runs the programs, and writes what they give. This is the child process."""
+    if os.environ.get("ENABLE_BY_LINE"):
+        import meshloom_jax
+
+        meshloom_jax.enable()
+    import jax
+    import jax.numpy as jnp
+    import numpy
+    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+    def put(shape, spec, seed):
+        values = numpy.random.default_rng(seed).standard_normal(shape).astype("float32")
+        return jax.device_put(values, NamedSharding(mesh, spec))
+
+    def matmul(x, w):
+        return jnp.tanh(x @ w)
+
+    def scan(w, x):
+        def layer(x, w):
+            return jnp.tanh(x @ w), jnp.sum(x)
+
+        def loss(w):
+            last, sums = jax.lax.scan(jax.checkpoint(layer), x, w)
+            return jnp.mean(last**2) + 1e-3 * jnp.mean(sums)
+
+        return jax.value_and_grad(loss)(w)
+
+    def exchange(x):
+        total = jax.lax.psum(x, "data")
+        return jax.lax.ppermute(total, "model", [(i, (i + 1) % 4) for i in range(4)])
+
+    shifted = jax.shard_map(exchange, mesh=mesh, in_specs=P("data", "model"), out_specs=P(None, "model"))
+    x, w = put((32, 64), P("data", None), 1), put((64, 64), P(None, "model"), 2)
+    deep = put((3, 64, 64), P(None, None, "model"), 3)
+    runs = {"matmul": (matmul, x, w), "scan": (scan, deep, x), "shard_map": (shifted, x), "one_device": (matmul, x, w)}
+    one = jax.devices()[0]
+    arrays, said = {}, {"version": jax.__version__, "devices": len(jax.devices()), "kind": one.client.platform_version}
+    for name, (function, *arguments) in runs.items():
+        if name == "one_device":
+            arguments = [jax.device_put(numpy.asarray(argument), one) for argument in arguments]
+        compiled = jax.jit(function).lower(*arguments).compile()
+        results = jax.tree.leaves(compiled(*arguments))
+        again = jax.tree.leaves(jax.jit(function)(*arguments))
+        for number, (result, second) in enumerate(zip(results, again)):
+            numpy.testing.assert_array_equal(result, second)
+            arrays[f"{name}_{number}"] = numpy.asarray(result)
+        said[name] = {
+            "shardings": [str(result.sharding.devices_indices_map(result.shape)) for result in results],
+            "collectives": compiled.as_text().count("replica_groups") + compiled.as_text().count("source_target_pairs"),
+            "arguments": compiled.memory_analysis().argument_size_in_bytes,
+        }
+    numpy.savez(folder / "arrays.npz", **arrays)
+    (folder / "said.json").write_text(json.dumps(said))
+
+
+def run(name, folder, **variables):
+    """What the programs give in a process with these variables: arrays, and what JAX says of the executables."""
+    import numpy
+
+    own = folder / name
+    own.mkdir()
+    dropped = ("MESHLOOM", "JAX_PLATFORMS", "PJRT_NAMES")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+    environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}", "TF_CPP_MIN_LOG_LEVEL": "2"} | variables
+    child = subprocess.run(
+        [*python(), __file__, "--child", str(own)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    if child.returncode != 0:
+        sys.exit(f"{name}: it ended with {child.returncode}\n{child.stdout}{child.stderr}")
+    with numpy.load(own / "arrays.npz") as arrays:
+        return dict(arrays), json.loads((own / "said.json").read_text()), child.stderr
+
+
+def python():
+    """The command that runs this Python: `PLUGIN_PYTHON`, by words, for one that needs a loader of its own."""
+    return os.environ.get("PLUGIN_PYTHON", sys.executable).split()
+
+
+def check(what, found, expected):
+    if found != expected:
+        sys.exit(f"{what}: found {found}, expected {expected}")
+
+
+def wheel(folder):
+    """The wheel of meshloom-jax, unpacked: JAX finds its entry point there."""
+    spec = importlib.util.spec_from_file_location("build_wheel", ROOT / "python-jax/build_wheel.py")
+    backend = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(backend)
+    with zipfile.ZipFile(folder / backend.build_wheel(folder)) as built:
+        built.extractall(folder / "site")
+    return os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
+
+
+def main():
+    import numpy
+
+    os.environ.setdefault("MESHLOOM_PLUGIN_LIBRARY", str(ROOT / "target/release/libmeshloom_plugin.so"))
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        path, dump = wheel(folder), folder / "dump"
+        plain, plain_said, said = run("plain", folder, PYTHONPATH=path, JAX_PLATFORMS="cpu")
+        check("a word of meshloom in plain JAX", "meshloom" in said, False)
+        through, through_said, said = run("through", folder, PYTHONPATH=path, MESHLOOM="1", MESHLOOM_PLUGIN_DUMP=str(dump))
+        refusal = "partitioning of foreign programs is not built yet"
+        check("refusals that are said", said.count(refusal), 1)
+        off, off_said, said = run(
+            "off", folder, PYTHONPATH=path, JAX_PLATFORMS="meshloom", MESHLOOM_PLUGIN="off", MESHLOOM_PLUGIN_DUMP=str(dump / "off")
+        )
+        check("a refusal of a plugin that is off", refusal in said, False)
+        check("a dump of a plugin that is off", (dump / "off").exists(), False)
+        line, line_said, said = run("line", folder, PYTHONPATH=path, ENABLE_BY_LINE="1", MESHLOOM_PLUGIN_LOG="1")
+        check("lines of the log for the scan", sum("jit_scan for 8 devices: passed on" in one for one in said.splitlines()) > 0, True)
+
+        check("devices", through_said["devices"], DEVICES)
+        check("the plugin is another client", through_said["kind"] != plain_said["kind"], True)
+        for name in NAMES:
+            check(f"{name}: what JAX says without and with the plugin's eyes", through_said[name], off_said[name])
+            check(f"{name}: shardings", through_said[name]["shardings"], plain_said[name]["shardings"])
+        for name, expected in plain.items():
+            numpy.testing.assert_array_equal(through[name], off[name], err_msg=name)
+            numpy.testing.assert_array_equal(through[name], line[name], err_msg=name)
+            error = numpy.linalg.norm(through[name] - expected) / numpy.linalg.norm(expected)
+            check(f"{name}: a relative error of {error}, at most {TOLERANCE}", bool(error <= TOLERANCE), True)
+
+        decisions = [json.loads(path.read_text()) for path in sorted(dump.glob("*/decision.json"))]
+        for module in ("jit_matmul", "jit_scan", "jit_exchange"):
+            found = [one for one in decisions if one["module"] == module and one["devices"] == DEVICES]
+            check(f"{module}: it is in the dump, unread or read", [one["reason"] for one in found[:1]], [refusal])
+        one = [one["reason"] for one in decisions if one["devices"] == 1]
+        check("reasons for one device", set(one), {"it runs on one device"})
+        unread = [one["reason"] for one in decisions if one["instructions"] is None]
+        check("programs that are not read", unread, [])
+        print(f"{len(decisions)} programs through the plugin agree with JAX {plain_said['version']}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        programs(pathlib.Path(sys.argv[2]))
+    else:
+        main()
