@@ -20,6 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = 8
 TOLERANCE = 1e-5
 NAMES = ["matmul", "scan", "shard_map", "one_device"]
+# Programs that meshloom partitions.
+REPLACED = ["matmul", "scan"]
 
 
 def programs(folder):
@@ -129,7 +131,8 @@ def main():
         plain, plain_said, said = run("plain", folder, PYTHONPATH=path, JAX_PLATFORMS="cpu")
         check("a word of meshloom in plain JAX", "meshloom" in said, False)
         through, through_said, said = run("through", folder, PYTHONPATH=path, MESHLOOM="1", MESHLOOM_PLUGIN_DUMP=str(dump))
-        refusal = "partitioning of foreign programs is not built yet"
+        # A manual region, which is not imported yet.
+        refusal = "meshloom has no op for custom-call"
         check("refusals that are said", said.count(refusal), 1)
         off, off_said, said = run(
             "off", folder, PYTHONPATH=path, JAX_PLATFORMS="meshloom", MESHLOOM_PLUGIN="off", MESHLOOM_PLUGIN_DUMP=str(dump / "off")
@@ -137,23 +140,27 @@ def main():
         check("a refusal of a plugin that is off", refusal in said, False)
         check("a dump of a plugin that is off", (dump / "off").exists(), False)
         line, line_said, said = run("line", folder, PYTHONPATH=path, ENABLE_BY_LINE="1", MESHLOOM_PLUGIN_LOG="1")
-        check("lines of the log for the scan", sum("jit_scan for 8 devices: passed on" in one for one in said.splitlines()) > 0, True)
+        check("lines of the log for the scan", sum("jit_scan for 8 devices: replaced" in one for one in said.splitlines()) > 0, True)
 
         check("devices", through_said["devices"], DEVICES)
         check("the plugin is another client", through_said["kind"] != plain_said["kind"], True)
         for name in NAMES:
-            check(f"{name}: what JAX says without and with the plugin's eyes", through_said[name], off_said[name])
+            if name not in REPLACED:
+                check(f"{name}: what JAX says without and with the plugin's eyes", through_said[name], off_said[name])
+            check(f"{name}: bytes of arguments", through_said[name]["arguments"], off_said[name]["arguments"])
             check(f"{name}: shardings", through_said[name]["shardings"], plain_said[name]["shardings"])
         for name, expected in plain.items():
-            numpy.testing.assert_array_equal(through[name], off[name], err_msg=name)
+            if name.rpartition("_")[0] not in REPLACED:
+                numpy.testing.assert_array_equal(through[name], off[name], err_msg=name)
             numpy.testing.assert_array_equal(through[name], line[name], err_msg=name)
             error = numpy.linalg.norm(through[name] - expected) / numpy.linalg.norm(expected)
             check(f"{name}: a relative error of {error}, at most {TOLERANCE}", bool(error <= TOLERANCE), True)
 
         decisions = [json.loads(path.read_text()) for path in sorted(dump.glob("*/decision.json"))]
-        for module in ("jit_matmul", "jit_scan", "jit_exchange"):
+        for module, decision in (("jit_matmul", "replaced"), ("jit_scan", "replaced"), ("jit_exchange", "passed_on")):
             found = [one for one in decisions if one["module"] == module and one["devices"] == DEVICES]
-            check(f"{module}: it is in the dump, unread or read", [one["reason"] for one in found[:1]], [refusal])
+            check(f"{module}: the decision in the dump", [one["decision"] for one in found[:1]], [decision])
+            check(f"{module}: a reason", [(one["reason"] or "").startswith(refusal) for one in found[:1]], [decision == "passed_on"])
         one = [one["reason"] for one in decisions if one["devices"] == 1]
         check("reasons for one device", set(one), {"it runs on one device"})
         unread = [one["reason"] for one in decisions if one["instructions"] is None]

@@ -17,6 +17,7 @@ mod count;
 mod decide;
 mod dump;
 mod inner;
+mod partition;
 mod request;
 mod rewrite;
 mod say;
@@ -26,6 +27,7 @@ mod table;
 
 pub use count::{CountOnly, Summary};
 pub use inner::InnerError;
+pub use partition::Partition;
 pub use request::{Format, Request};
 pub use rewrite::{Decision, Reason, Replacement, Rewrite};
 pub use settings::{Mode, SettingError, Settings};

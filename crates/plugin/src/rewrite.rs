@@ -51,6 +51,9 @@ pub enum Reason {
     /// There is nothing to partition.
     #[error("it runs on one device")]
     OneDevice,
+    /// meshloom cannot import or partition it.
+    #[error("{0}")]
+    Refused(String),
     /// The part that would replace it is not there yet.
     #[error("partitioning of foreign programs is not built yet")]
     NotBuilt,

@@ -8,10 +8,10 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use meshloom_pjrt::raw::PJRT_Api;
 
 use super::boundary::FUNCTIONS;
-use super::count::CountOnly;
 use super::decide::message;
 use super::dump::Dump;
 use super::inner::{self, InnerError};
+use super::partition::Partition;
 use super::rewrite::Rewrite;
 use super::say::say;
 use super::settings::{INNER, Mode, SettingError, Settings};
@@ -79,7 +79,7 @@ pub fn start(settings: Settings, rewrite: Box<dyn Rewrite>) -> Result<*const PJR
 /// PJRT's entry: returns the function table; null after a line on standard error that says why there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn GetPjrtApi() -> *const PJRT_Api {
-    let start = || -> Result<_, StartError> { start(Settings::from_environment()?, Box::new(CountOnly)) };
+    let start = || -> Result<_, StartError> { start(Settings::from_environment()?, Box::new(Partition)) };
     match catch_unwind(AssertUnwindSafe(start)) {
         Ok(Ok(table)) => table,
         Ok(Err(error)) => {
