@@ -1,4 +1,24 @@
 //! The seam: a program comes in, a decision about it goes out.
+//!
+//! # What JAX asks of an executable
+//!
+//! JAX calls more than `Execute` on what it gets, and a replaced program must answer as XLA's would for the given one.
+//! These calls were seen with JAX 0.10.2 and 0.12.0.1, by a table that writes down each call, around the CPU plugin
+//! with version 0.116 of the API:
+//!
+//! | JAX does | the C API gets |
+//! |---|---|
+//! | `compile()` | `Client_Compile`; `LoadedExecutable_GetExecutable`, `_AddressableDevices`, `_GetDeviceAssignment`; `Executable_OutputMemoryKinds`, `_Fingerprint` |
+//! | at once, too | the extensions Shardings (type 19: shardings of parameters and results) and Layouts (type 4). Where the plugin lacks one of them, JAX calls `Executable_OptimizedProgram` and takes both from the HLO in it |
+//! | a run | `Executable_NumOutputs`, `LoadedExecutable_Execute`; from the second on also `Executable_NumReplicas`, `_NumPartitions` |
+//! | `as_text()` | `Executable_OptimizedProgram` |
+//! | `memory_analysis()`, `cost_analysis()` | `Executable_GetCompiledMemoryStats`; `_GetCostAnalysis` |
+//! | serialization, the persistent cache | `Executable_Name`, `_OutputDimensions` (0.12 only), `_Serialize`; `_DeserializeAndLoad`, which does not come by here |
+//!
+//! The shardings decide how JAX puts global arrays together. JAX asks for them even where the program states all of
+//! them. A program that is partitioned already must therefore still say how the given program's parameters and results
+//! are split (`spmd_parameters_shardings`, `spmd_output_sharding`); otherwise these answers need functions of ours in a
+//! copy of that extension, and in the optimized program.
 
 use super::count::Summary;
 use super::request::{Format, Request};
