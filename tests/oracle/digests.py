@@ -28,6 +28,7 @@ READS = {
     "hlo_text.py": ["crates/hlo/src/text", "crates/hlo/src/text.rs", "crates/hlo/src/number.rs", "crates/hlo/src/syntax"],
     "jax_counts.py": ["crates/analysis/src/collectives", "crates/analysis/src/axes.rs", "crates/hlo/src/stablehlo/read"],
     "lowered.py": ["tests/foreign/lowered"],
+    "plugin.py": ["crates/plugin/src", "python-jax/meshloom_jax", "python-jax/build_wheel.py", "python-jax/pyproject.toml"],
     "portable_artifacts.py": ["crates/hlo/src/stablehlo"],
     "presets.py": ["crates/models/src/families/named_models"],
     "python_module.py": ["python/hlo_dump"],

@@ -14,3 +14,4 @@ mod threads;
 mod topologies;
 mod tpus;
 mod worker_logs;
+mod wrapper;

@@ -35,11 +35,7 @@ pub unsafe fn function<F: Copy>(table: *const PJRT_Api, offset: usize) -> Option
 ///
 /// # Safety
 /// As of [`version`]. `error` must be null or an error of this plugin that no other code frees.
-pub unsafe fn check(
-    table: *const PJRT_Api,
-    function: &'static str,
-    error: *mut PJRT_Error,
-) -> Result<(), PjrtError> {
+pub unsafe fn check(table: *const PJRT_Api, function: &'static str, error: *mut PJRT_Error) -> Result<(), PjrtError> {
     // SAFETY: the caller's promise.
     unsafe { Api::from_raw(table).check(function, error) }
 }

@@ -209,7 +209,9 @@ unsafe fn judge<A: CompileArguments>(started: &Started, arguments: *mut A) -> Ju
     let (decision, milliseconds) = decide(&*started.rewrite, &request);
     let folder = started.dump.as_ref().and_then(|dump| {
         let written = dump.write(&request, &decision, milliseconds);
-        written.map_err(|error| say_once("dump", format_args!("cannot write a program to MESHLOOM_PLUGIN_DUMP: {error}"))).ok()
+        written
+            .map_err(|error| say_once("dump", format_args!("cannot write a program to MESHLOOM_PLUGIN_DUMP: {error}")))
+            .ok()
     });
     let module = decision.summary().map_or("a program", |summary| &summary.module);
     let devices = request.device_count().and_then(|count| usize::try_from(count).ok());

@@ -33,11 +33,8 @@ impl Dump {
     /// folder.
     pub(crate) fn write(&self, request: &Request<'_>, decision: &Decision, milliseconds: f64) -> io::Result<PathBuf> {
         // The folder is complete before it gets its number.
-        let scratch = self.folder.join(format!(
-            ".writing-{}-{}",
-            process::id(),
-            self.scratch.fetch_add(1, Ordering::Relaxed)
-        ));
+        let scratch =
+            self.folder.join(format!(".writing-{}-{}", process::id(), self.scratch.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir_all(&scratch)?;
         let written = files(&scratch, request, decision, milliseconds).and_then(|()| self.rename(&scratch));
         if written.is_err() {

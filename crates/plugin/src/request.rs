@@ -76,9 +76,8 @@ impl<'a> Request<'a> {
     /// `None` if the options cannot be decoded.
     pub fn device_count(&self) -> Option<u64> {
         let count = |number: i64| u64::try_from(number).unwrap_or_default().max(1);
-        let of_build = |build: &ExecutableBuildOptionsProto| {
-            count(build.num_replicas).saturating_mul(count(build.num_partitions))
-        };
+        let of_build =
+            |build: &ExecutableBuildOptionsProto| count(build.num_replicas).saturating_mul(count(build.num_partitions));
         self.options.as_ref().map(|_| self.build_options().map_or(1, of_build))
     }
 }

@@ -1,4 +1,32 @@
 //! The seam: a program comes in, a decision about it goes out.
+//!
+//! # What JAX asks of an executable
+//!
+//! JAX calls more than `Execute` on what it gets, and a replaced program must answer as XLA's would for the given one.
+//! These calls were seen with JAX 0.10.2 and 0.12.0.1, by a table that writes down each call, around the CPU plugin
+//! with version 0.116 of the API:
+//!
+//! | JAX does | the C API gets |
+//! |---|---|
+//! | `compile()` | `Client_Compile`; `LoadedExecutable_GetExecutable`, `_AddressableDevices`, `_GetDeviceAssignment`; `Executable_OutputMemoryKinds`, `_Fingerprint` |
+//! | at once, too | the extensions Shardings (type 19: shardings of parameters and results) and Layouts (type 4). Where the plugin lacks one of them, JAX calls `Executable_OptimizedProgram` and takes both from the HLO in it |
+//! | a run | `Executable_NumOutputs`, `LoadedExecutable_Execute`; from the second on also `Executable_NumReplicas`, `_NumPartitions` |
+//! | `as_text()` | `Executable_OptimizedProgram` |
+//! | `memory_analysis()`, `cost_analysis()` | `Executable_GetCompiledMemoryStats`; `_GetCostAnalysis` |
+//! | serialization, the persistent cache | `Executable_Name`, `_OutputDimensions` (0.12 only), `_Serialize`; `_DeserializeAndLoad`, which does not come by here |
+//!
+//! The shardings decide how JAX puts global arrays together. JAX asks for them even where the program states all of
+//! them, and XLA makes them anew: `spmd_parameters_shardings` and `spmd_output_sharding` of a module that comes in are
+//! lost. A product on a mesh of 2 by 4, partitioned by hand and put in the place of JAX's, showed what works:
+//!
+//! | the replacement | becomes of it |
+//! |---|---|
+//! | local shapes, no shardings or manual ones, options as given (`use_shardy_partitioner`) | JAX refuses: its parameters are replicated, "Unexpected XLA sharding override" |
+//! | local shapes, manual shardings, without `use_shardy_partitioner` | it runs where all results have `out_shardings`; otherwise JAX refuses the sharding `manual` |
+//! | global shapes with the shardings of the given program; between them and the local program the custom calls `Sharding`, `SPMDFullToShardShape` and `SPMDShardToFullShape`; without `use_shardy_partitioner` | it runs, and JAX sees the right shardings, stated or not |
+//! | the same with `use_shardy_partitioner` | the plugin refuses it, and with JAX 0.12.0.1 the process ended |
+//!
+//! The bytes `1a 03 98 01 00`, appended to the options, switch `use_shardy_partitioner` off.
 
 use super::count::Summary;
 use super::request::{Format, Request};
