@@ -1,9 +1,9 @@
-//! The one decision there is today: programs are read and counted, and passed on.
+//! Reading a program, and counting what is in it.
 
 use std::collections::BTreeMap;
 
 use meshloom_hlo::proto::HloModuleProto;
-use meshloom_hlo::read::{self, Limits, ReadError};
+use meshloom_hlo::read::{self, Limits};
 use meshloom_hlo::text::print_sharding;
 use serde::Serialize;
 
@@ -42,22 +42,26 @@ pub struct CountOnly;
 
 impl Rewrite for CountOnly {
     fn rewrite(&self, request: &Request<'_>) -> Decision {
-        let Some(devices) = request.device_count() else { return Decision::passed_on(Reason::Options) };
-        if let Format::Other(name) = &request.format {
-            return Decision::passed_on(Reason::Format(name.clone()));
+        match module_of_several(request) {
+            Ok(module) => {
+                let summary = Some(Summary::of(&module));
+                Decision::PassedOn { reason: Reason::OnlyCounted, line: None, summary }
+            }
+            Err(decision) => decision,
         }
-        let read = || read::read(request.code, &Limits::default()).map(|read| Summary::of(&read.module));
-        let (reason, summary) = match devices {
-            1 => (Reason::OneDevice, request.is_watched.then(read).and_then(Result::ok)),
-            _ => match read() {
-                Ok(summary) => (Reason::NotBuilt, Some(summary)),
-                Err(error) => (unreadable(&error), None),
-            },
-        };
-        Decision::PassedOn { reason, line: None, summary }
     }
 }
 
-fn unreadable(error: &ReadError) -> Reason {
-    Reason::Unreadable(error.to_string())
+/// The module of a program that runs on several devices. Any other is passed on.
+pub(crate) fn module_of_several(request: &Request<'_>) -> Result<HloModuleProto, Decision> {
+    let Some(devices) = request.device_count() else { return Err(Decision::passed_on(Reason::Options)) };
+    if let Format::Other(name) = &request.format {
+        return Err(Decision::passed_on(Reason::Format(name.clone())));
+    }
+    let read = || read::read(request.code, &Limits::default()).map(|read| read.module);
+    if devices == 1 {
+        let summary = request.is_watched.then(read).and_then(Result::ok).map(|module| Summary::of(&module));
+        return Err(Decision::PassedOn { reason: Reason::OneDevice, line: None, summary });
+    }
+    read().map_err(|error| Decision::passed_on(Reason::Unreadable(error.to_string())))
 }

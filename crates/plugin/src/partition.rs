@@ -4,12 +4,11 @@ use meshloom::Error;
 use meshloom::compile::{LowerOptions, lower_module};
 use meshloom::import::ImportError;
 use meshloom::partition::Ledger;
-use meshloom_hlo::proto::{CompileOptionsProto, ExecutableBuildOptionsProto, HloModuleProto};
-use meshloom_hlo::read::{self, Limits};
+use meshloom_hlo::proto::HloModuleProto;
 use prost::Message;
 use serde_json::{Value, json};
 
-use super::count::{CountOnly, Summary};
+use super::count::{Summary, module_of_several};
 use super::request::{Format, Request};
 use super::rewrite::{Decision, Reason, Replacement, Rewrite};
 
@@ -19,25 +18,25 @@ pub struct Partition;
 
 impl Rewrite for Partition {
     fn rewrite(&self, request: &Request<'_>) -> Decision {
-        // Unreadable programs, and those of one device, are the counter's.
-        let counted = CountOnly.rewrite(request);
-        if !matches!(&counted, Decision::PassedOn { reason: Reason::NotBuilt, .. }) {
-            return counted;
-        }
-        let summary = counted.summary().cloned();
-        let Ok(read) = read::read(request.code, &Limits::default()) else { return counted };
-        match partitioned(&read.module) {
-            Ok((code, report)) => Decision::Replaced(Replacement {
-                format: Format::Hlo,
-                code,
-                options: without_shardy(request.options_bytes),
-                report,
-                summary,
-            }),
+        let module = match module_of_several(request) {
+            Ok(module) => module,
+            Err(decision) => return decision,
+        };
+        let summary = Some(Summary::of(&module));
+        match partitioned(&module) {
+            Ok((code, report)) => {
+                let options = [request.options_bytes, WITHOUT_SHARDY].concat();
+                Decision::Replaced(Replacement { format: Format::Hlo, code, options, report, summary })
+            }
             Err(error) => passed_on(&error, summary),
         }
     }
 }
+
+/// The bytes that switch `use_shardy_partitioner` off behind any options: field 19 of their field 3. XLA's older
+/// partitioner then reads the shardings around the manual region. Nothing of the options is lost, as protobuf merges
+/// what is appended.
+const WITHOUT_SHARDY: &[u8] = &[0x1a, 3, 0x98, 1, 0];
 
 fn passed_on(error: &Error, summary: Option<Summary>) -> Decision {
     let line = match error {
@@ -60,25 +59,4 @@ fn partitioned(module: &HloModuleProto) -> Result<(Vec<u8>, Value), Error> {
     let ledger = lowered.program.partitioned().map(|local| Ledger::of(&local.graph, &local.mesh));
     let moved = ledger.and_then(|ledger| ledger.moved_bytes().ok());
     Ok((replaced.encode_to_vec(), json!({ "moved_bytes": moved })))
-}
-
-/// The options, with XLA's older partitioner: it reads the shardings of the manual region that the program is. Fields
-/// that are appended take precedence in a protobuf, so that nothing of a newer XLA is lost.
-fn without_shardy(options: &[u8]) -> Vec<u8> {
-    // A false field is not written, so its bytes are made by hand: field 19 of the build options, which are field 3.
-    const USE_SHARDY_PARTITIONER: u32 = 19;
-    let mut build = Vec::new();
-    prost::encoding::encode_key(USE_SHARDY_PARTITIONER, prost::encoding::WireType::Varint, &mut build);
-    prost::encoding::encode_varint(0, &mut build);
-    let mut all = options.to_vec();
-    let stated = CompileOptionsProto {
-        executable_build_options: Some(ExecutableBuildOptionsProto::default()),
-        ..CompileOptionsProto::default()
-    };
-    // The key of the build options is the first byte of a message that has them alone.
-    let key = stated.encode_to_vec().first().copied().unwrap_or_default();
-    all.push(key);
-    prost::encoding::encode_varint(build.len() as u64, &mut all);
-    all.extend(build);
-    all
 }

@@ -82,9 +82,9 @@ pub enum Reason {
     /// meshloom cannot import or partition it.
     #[error("{0}")]
     Refused(String),
-    /// The part that would replace it is not there yet.
-    #[error("partitioning of foreign programs is not built yet")]
-    NotBuilt,
+    /// Programs are counted and not partitioned.
+    #[error("programs are only counted")]
+    OnlyCounted,
     /// The program cannot be read.
     #[error("it cannot be read: {0}")]
     Unreadable(String),
