@@ -1,5 +1,5 @@
-//! The plugin that wraps another: `crates/plugin` around the real CPU plugin. It reads the environment and starts once in
-//! a process, so each case has a process of its own.
+//! The plugin that wraps another: `crates/plugin` around the real CPU plugin. It reads the environment and starts once
+//! in a process, so each case has a process of its own.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
@@ -14,10 +14,11 @@ use meshloom::pjrt::raw::{self, PJRT_Api};
 use meshloom::pjrt::{Array, Client, ClientOptions, CompileOptions, FindOptions, Plugin, ShardLayout};
 use meshloom_plugin::{CountOnly, Decision, Format, Mode, Reason, Replacement, Request, Rewrite, Settings, start};
 use prost::Message;
+use support::cases::every_case;
 use support::program::test_alone;
 
 const INNER: &str = "MESHLOOM_PLUGIN_INNER";
-const REFUSAL: &str = "programs are only counted";
+const REFUSAL: &str = "it names no mesh to partition it over";
 
 /// The shared object, which Cargo builds with the library that this test links.
 fn shared_object() -> PathBuf {
@@ -52,7 +53,7 @@ fn client(plugin: &Arc<Plugin>) -> Client {
     Client::new(plugin, &options).expect("a client of two devices")
 }
 
-/// What a module makes of ones, on this number of devices.
+/// The result of a module for ones, on this number of devices.
 fn first(client: &Client, module: &[u8], devices: usize) -> f32 {
     let program = client.compile(module, &CompileOptions::partitioned(devices)).expect("it compiles");
     let ones = Literal::from_slice(&[4], &[1f32; 4]).expect("four elements");
@@ -63,6 +64,9 @@ fn first(client: &Client, module: &[u8], devices: usize) -> f32 {
 
 #[test]
 fn programs_run_through_the_wrapper_and_are_kept() {
+    if !every_case("runtime wrapper") {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let dump = folder.path().join("dump");
     let said = alone("child_programs", &[(INNER, &inner()), ("MESHLOOM_PLUGIN_DUMP", &dump)]);
@@ -105,6 +109,9 @@ fn child_programs() {
 
 #[test]
 fn off_means_off() {
+    if !every_case("runtime wrapper") {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let dump = folder.path().join("dump");
     let off: &[(&str, &Path)] =
@@ -126,6 +133,9 @@ fn child_off() {
 
 #[test]
 fn the_table_is_the_inner_ones_but_for_two_functions() {
+    if !every_case("runtime wrapper") {
+        return;
+    }
     alone("child_table", &[(INNER, &inner())]);
 }
 
@@ -187,6 +197,9 @@ impl Rewrite for ByName {
 
 #[test]
 fn a_replacement_runs_and_one_that_is_refused_does_no_harm() {
+    if !every_case("runtime wrapper") {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let dump = folder.path().join("dump");
     let said = alone("child_replacements", &[(INNER, &inner()), ("MESHLOOM_PLUGIN_DUMP", &dump)]);
@@ -223,6 +236,9 @@ fn child_replacements() {
 
 #[test]
 fn what_cannot_be_wrapped_is_said() {
+    if !every_case("runtime wrapper") {
+        return;
+    }
     for (inner, expected) in [
         (
             Path::new(""),

@@ -1,6 +1,6 @@
 //! The functions that stand in the inner plugin's table, called by C.
 //!
-//! Whatever happens in them, the inner plugin gets the caller's own arguments: it sees every field, those of a newer API
+//! The inner plugin gets the caller's own arguments, whatever happens here: it sees every field, those of a newer API
 //! too. Only for a program that is replaced, fields of these are changed for the time of the call.
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ use super::dump::write_outcome;
 use super::request::Request;
 use super::rewrite::{Decision, Reason, Replacement};
 use super::say::{say, say_once};
-use super::start::{Started, started};
+use super::state::{Started, started};
 use super::table::Replaced;
 
 /// The functions to put into the table.
@@ -142,7 +142,7 @@ unsafe fn text(start: *const c_char, size: usize) -> String {
     String::from_utf8_lossy(unsafe { bytes(start, size) }).into_owned()
 }
 
-/// What is known of a program when it is compiled.
+/// A program that is about to be compiled, and the decision about it.
 struct Judged {
     decision: Decision,
     /// For people: its name and its devices.
@@ -161,7 +161,7 @@ unsafe fn compile<A: CompileArguments>(arguments: *mut A) -> *mut PJRT_Error {
         Some((started, unsafe { raw::function::<Function<A>>(started.inner, A::OFFSET) }?))
     });
     let Some((started, inner)) = inner else {
-        // Nobody has this function who did not get the table, which is made after both.
+        // A caller has this function from the table, which is made after both.
         say_once(A::NAME, format_args!("internal error: {} is called before the plugin has started", A::NAME));
         return ptr::null_mut();
     };

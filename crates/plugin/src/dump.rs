@@ -38,7 +38,7 @@ impl Dump {
         fs::create_dir_all(&scratch)?;
         let written = files(&scratch, request, decision, milliseconds).and_then(|()| self.rename(&scratch));
         if written.is_err() {
-            // What was written before it failed is of no use; the error is what counts.
+            // The folder is of no use once one of its files fails.
             let _ = fs::remove_dir_all(&scratch);
         }
         written

@@ -8,7 +8,7 @@ use libloading::Library;
 use meshloom_pjrt::raw::{self, PJRT_API_MAJOR, PJRT_Api};
 
 /// The reason why the inner plugin cannot be opened.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[allow(missing_docs)] // The messages say what the fields are.
 pub enum InnerError {
     /// The loader refuses the file.
@@ -27,6 +27,8 @@ pub enum InnerError {
     #[error("{} is meshloom's own plugin; set MESHLOOM_PLUGIN_INNER to the one that it is to wrap", path.display())]
     Itself { path: PathBuf },
 }
+
+meshloom_hlo::debug_is_message!(InnerError);
 
 /// The type of the function that a plugin exports.
 pub(crate) type GetApi = unsafe extern "C" fn() -> *const PJRT_Api;

@@ -23,12 +23,15 @@ mod rewrite;
 mod say;
 mod settings;
 mod start;
+mod state;
+mod summary;
 mod table;
 
-pub use count::{CountOnly, Summary};
+pub use count::CountOnly;
 pub use inner::InnerError;
 pub use partition::Partition;
 pub use request::{Format, Request};
 pub use rewrite::{Decision, Reason, Replacement, Rewrite};
 pub use settings::{Mode, SettingError, Settings};
 pub use start::{StartError, start};
+pub use summary::Summary;

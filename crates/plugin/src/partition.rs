@@ -8,9 +8,10 @@ use meshloom_hlo::proto::HloModuleProto;
 use prost::Message;
 use serde_json::{Value, json};
 
-use super::count::{Summary, module_of_several};
+use super::count::module_of_several;
 use super::request::{Format, Request};
 use super::rewrite::{Decision, Reason, Replacement, Rewrite};
+use super::summary::Summary;
 
 /// Partitions programs of several devices, and passes on those that it cannot import.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,7 +25,8 @@ impl Rewrite for Partition {
         };
         let summary = Some(Summary::of(&module));
         match partitioned(&module) {
-            Ok((code, report)) => {
+            Ok(None) => Decision::PassedOn { reason: Reason::NoMesh, line: None, summary },
+            Ok(Some((code, report))) => {
                 let options = [request.options_bytes, WITHOUT_SHARDY].concat();
                 Decision::Replaced(Replacement { format: Format::Hlo, code, options, report, summary })
             }
@@ -50,13 +52,14 @@ fn passed_on(error: &Error, summary: Option<Summary>) -> Decision {
     Decision::PassedOn { reason: Reason::Refused(error.to_string()), line, summary }
 }
 
-/// The partitioned module, with the parameters, results and donations of the given one, and what it sends.
-fn partitioned(module: &HloModuleProto) -> Result<(Vec<u8>, Value), Error> {
+/// The partitioned module, with the parameters, results and donations of the given one, and what it sends; `None` for a
+/// module that names no mesh.
+fn partitioned(module: &HloModuleProto) -> Result<Option<(Vec<u8>, Value)>, Error> {
     let lowered = lower_module(module, &LowerOptions::default())?;
+    let Some(local) = lowered.program.partitioned() else { return Ok(None) };
     let mut replaced = lowered.module.decode()?;
     replaced.name.clone_from(&module.name);
     replaced.buffer_donor.clone_from(&module.buffer_donor);
-    let ledger = lowered.program.partitioned().map(|local| Ledger::of(&local.graph, &local.mesh));
-    let moved = ledger.and_then(|ledger| ledger.moved_bytes().ok());
-    Ok((replaced.encode_to_vec(), json!({ "moved_bytes": moved })))
+    let moved = Ledger::of(&local.graph, &local.mesh).moved_bytes().ok();
+    Ok(Some((replaced.encode_to_vec(), json!({ "moved_bytes": moved }))))
 }

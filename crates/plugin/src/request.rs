@@ -1,4 +1,4 @@
-//! What is asked when a program is compiled.
+//! The request to compile a program.
 
 use meshloom_hlo::proto::{CompileOptionsProto, ExecutableBuildOptionsProto};
 
@@ -49,8 +49,8 @@ pub struct Request<'a> {
     pub options_bytes: &'a [u8],
     /// The same, decoded; `None` if it is none.
     pub options: Option<CompileOptionsProto>,
-    /// PJRT's name of the platform that the program is compiled for: `cpu`, `cuda`, `tpu`. `None` if the inner plugin
-    /// does not say.
+    /// PJRT's name of the platform that the program is compiled for: `cpu`, `cuda`, `tpu`. It is `None` if the
+    /// inner plugin does not say.
     pub platform: Option<String>,
     /// Whether the program is compiled for a topology and not for a client's devices.
     pub is_ahead_of_time: bool,

@@ -28,10 +28,10 @@
 //!
 //! The bytes `1a 03 98 01 00`, appended to the options, switch `use_shardy_partitioner` off.
 
-use super::count::Summary;
 use super::request::{Format, Request};
+use super::summary::Summary;
 
-/// Whatever decides about programs.
+/// The part that decides about programs.
 ///
 /// It is called for several programs at once, each time on a thread of its own with a stack of 64 MiB: the threads of
 /// Python may have small ones, and a stack that is too short ends the process. A panic counts as [`Reason::Panicked`].
@@ -40,16 +40,16 @@ pub trait Rewrite: Send + Sync {
     fn rewrite(&self, request: &Request<'_>) -> Decision;
 }
 
-/// What is done with a program.
+/// The decision about a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     /// The inner plugin compiles it as it is.
     PassedOn {
-        /// Why.
+        /// The reason.
         reason: Reason,
         /// The line of the person's program that the reason is about, `model.py:12`, if it is known.
         line: Option<String>,
-        /// What is in the program, if it was read.
+        /// The content of the program, if it was read.
         summary: Option<Summary>,
     },
     /// The inner plugin compiles another in its place. Where it refuses that, it compiles the program as it is.
@@ -67,9 +67,9 @@ pub struct Replacement {
     /// A serialized `CompileOptionsProto`. Options that are decoded and encoded again lose what a newer XLA has added.
     /// To keep it, append the encoded difference to [`Request::options_bytes`]: protobuf merges what is appended.
     pub options: Vec<u8>,
-    /// What was done, for the dump.
+    /// The description of the change, for the dump.
     pub report: serde_json::Value,
-    /// What is in the given program, if it was read.
+    /// The content of the given program, if it was read.
     pub summary: Option<Summary>,
 }
 
@@ -79,6 +79,9 @@ pub enum Reason {
     /// There is nothing to partition.
     #[error("it runs on one device")]
     OneDevice,
+    /// It has no mesh to be partitioned over.
+    #[error("it names no mesh to partition it over")]
+    NoMesh,
     /// meshloom cannot import or partition it.
     #[error("{0}")]
     Refused(String),
@@ -120,7 +123,7 @@ impl Decision {
         Decision::PassedOn { reason, line: None, summary: None }
     }
 
-    /// What is in the given program, if it was read.
+    /// The content of the given program, if it was read.
     pub fn summary(&self) -> Option<&Summary> {
         match self {
             Decision::PassedOn { summary, .. } => summary.as_ref(),

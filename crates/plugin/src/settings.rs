@@ -20,7 +20,7 @@ pub enum Mode {
     Off,
 }
 
-/// What the environment says.
+/// The settings that the environment states.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// The file of the plugin to wrap (`MESHLOOM_PLUGIN_INNER`).
@@ -34,13 +34,15 @@ pub struct Settings {
 }
 
 /// A variable whose value means nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable} is {found:?}, expected {expected}; set it to one of them, or unset it")]
 pub struct SettingError {
     variable: &'static str,
     found: OsString,
     expected: &'static str,
 }
+
+meshloom_hlo::debug_is_message!(SettingError);
 
 impl Settings {
     /// Reads the environment.

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use meshloom_pjrt::raw::PJRT_Api;
 
@@ -15,10 +15,11 @@ use super::partition::Partition;
 use super::rewrite::Rewrite;
 use super::say::say;
 use super::settings::{INNER, Mode, SettingError, Settings};
+use super::state::{STARTED, Started, started};
 use super::table;
 
 /// The reason why the plugin does not start.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum StartError {
     /// A variable has a value that means nothing.
     #[error(transparent)]
@@ -31,28 +32,7 @@ pub enum StartError {
     Inner(#[from] InnerError),
 }
 
-/// What all calls need.
-pub(crate) struct Started {
-    /// The inner plugin's table.
-    pub(crate) inner: *const PJRT_Api,
-    /// The table that is handed out.
-    table: *const PJRT_Api,
-    pub(crate) rewrite: Box<dyn Rewrite>,
-    pub(crate) log: bool,
-    pub(crate) dump: Option<Dump>,
-}
-
-// SAFETY: the tables are constant, and PJRT's functions may be called from any thread.
-unsafe impl Send for Started {}
-// SAFETY: as above.
-unsafe impl Sync for Started {}
-
-static STARTED: OnceLock<Started> = OnceLock::new();
-
-/// The state, if the plugin has started.
-pub(crate) fn started() -> Option<&'static Started> {
-    STARTED.get()
-}
+meshloom_hlo::debug_is_message!(StartError);
 
 /// Starts the plugin, and returns its function table. It starts once in a process: later calls return the same table,
 /// whatever they ask for. The environment is not looked at.
