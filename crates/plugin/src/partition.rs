@@ -21,7 +21,7 @@ impl Rewrite for Partition {
     fn rewrite(&self, request: &Request<'_>) -> Decision {
         let module = match module_of_several(request) {
             Ok(module) => module,
-            Err(decision) => return decision,
+            Err(decision) => return *decision,
         };
         let summary = Some(Summary::of(&module));
         match partitioned(&module) {
