@@ -117,7 +117,7 @@ fn check_own_meshes(transport: &str) {
     let of_two = ["--set", "target.devices=1", "--set", "mesh.axes=fsdp=2", "--process-count", "2", "--process-id"];
     let own = |mesh| [&TINY[..], &settings, &["target.devices=2", mesh, "diloco.apart=true"]].concat();
     let saved = runs[0].path(&Replicas::directory(1)).to_string_lossy().into_owned();
-    let starts = [(&runs[0], "first meshes", &[][..]), (&runs[1], "second meshes", &["--resume", &saved])];
+    let starts = [(&runs[0], "first-meshes", &[][..]), (&runs[1], "second-meshes", &["--resume", &saved])];
     for (run, job, resume) in starts {
         let replicas = Replicas { run, store: etcd.address(), job, limit: "60" };
         let of_second = |process| [&of_two[..], &[process], resume].concat();
