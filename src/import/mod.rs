@@ -18,6 +18,7 @@ use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModulePro
 use meshloom_hlo::source::{Sources, op_name, scope};
 use meshloom_hlo::{is_tuple, tensor_type};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 pub use error::{ForeignInstruction, ImportError};
 
@@ -27,6 +28,9 @@ use shardings::Constraints;
 
 /// How deep computations may call each other. Their nesting is also one of this reader's calls.
 const NESTING: usize = 100;
+
+/// The import rules of an opcode: mostly one.
+type Rules = SmallVec<[Recognize; 2]>;
 
 /// A module as a graph.
 #[derive(Clone, Debug)]
@@ -46,7 +50,7 @@ pub struct Imported {
 /// The module has an instruction that no op recognizes, a type that graphs do not have, or a sharding that is not along
 /// the axes of one mesh; or it is no valid module.
 pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
-    let mut rules: FxHashMap<&'static str, Vec<Recognize>> = FxHashMap::default();
+    let mut rules: FxHashMap<&'static str, Rules> = FxHashMap::default();
     for (opcodes, rule) in Op::IMPORT_RULES {
         opcodes.iter().for_each(|opcode| rules.entry(opcode).or_default().push(*rule));
     }
@@ -67,7 +71,7 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
 }
 
 struct Importer<'m> {
-    rules: FxHashMap<&'static str, Vec<Recognize>>,
+    rules: FxHashMap<&'static str, Rules>,
     computations: FxHashMap<i64, &'m HloComputationProto>,
     constraints: Constraints,
     sources: Sources<'m>,
@@ -252,7 +256,8 @@ fn flatten(shape: &ShapeProto, types: &mut Vec<TensorType>) -> bool {
     if is_tuple(shape) {
         return shape.tuple_shapes.iter().all(|shape| flatten(shape, types));
     }
-    tensor_type(shape).filter(TensorType::is_addressable).map(|ty| types.push(ty)).is_some()
+    let is_static = |ty: &TensorType| !shape.is_dynamic_dimension.contains(&true) && ty.is_addressable();
+    tensor_type(shape).filter(is_static).map(|ty| types.push(ty)).is_some()
 }
 
 /// An instruction as the rules of ops see it.

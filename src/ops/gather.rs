@@ -688,17 +688,32 @@ impl Primitive for Scatter {
     }
 }
 
+impl GatherDims {
+    /// The numbers of a message, whose lists are in the order of the fields.
+    fn of_lists(lists: [&[i64]; 5], index_vector_dim: i64) -> Option<GatherDims> {
+        let [offset_dims, collapsed_dims, operand_batch_dims, indices_batch_dims, start_index_map] = lists.map(axes);
+        Some(GatherDims {
+            offset_dims: offset_dims?,
+            collapsed_dims: collapsed_dims?,
+            operand_batch_dims: operand_batch_dims?,
+            indices_batch_dims: indices_batch_dims?,
+            start_index_map: start_index_map?,
+            index_vector_dim: usize::try_from(index_vector_dim).ok()?,
+        })
+    }
+}
+
 import!(Gather: "gather" => |context| {
     let instruction = context.instruction();
     let numbers = instruction.gather_dimension_numbers.as_deref()?;
-    let dims = GatherDims {
-        offset_dims: axes(&numbers.offset_dims)?,
-        collapsed_dims: axes(&numbers.collapsed_slice_dims)?,
-        operand_batch_dims: axes(&numbers.operand_batching_dims)?,
-        indices_batch_dims: axes(&numbers.start_indices_batching_dims)?,
-        start_index_map: axes(&numbers.start_index_map)?,
-        index_vector_dim: usize::try_from(numbers.index_vector_dim).ok()?,
-    };
+    let lists = [
+        &numbers.offset_dims[..],
+        &numbers.collapsed_slice_dims,
+        &numbers.operand_batching_dims,
+        &numbers.start_indices_batching_dims,
+        &numbers.start_index_map,
+    ];
+    let dims = GatherDims::of_lists(lists, numbers.index_vector_dim)?;
     let promise = IndexPromise { sorted: instruction.indices_are_sorted, ..IndexPromise::default() };
     Some(Gather { dims: Box::new(dims), slice_sizes: axes(&instruction.gather_slice_sizes)?, promise })
 });
@@ -720,14 +735,14 @@ import!(Scatter: "scatter" => |context| {
     let kind = ScatterKind::of_combiner(context.computation(0)?)?;
     let instruction = context.instruction();
     let numbers = instruction.scatter_dimension_numbers.as_deref()?;
-    let dims = GatherDims {
-        offset_dims: axes(&numbers.update_window_dims)?,
-        collapsed_dims: axes(&numbers.inserted_window_dims)?,
-        operand_batch_dims: axes(&numbers.input_batching_dims)?,
-        indices_batch_dims: axes(&numbers.scatter_indices_batching_dims)?,
-        start_index_map: axes(&numbers.scatter_dims_to_operand_dims)?,
-        index_vector_dim: usize::try_from(numbers.index_vector_dim).ok()?,
-    };
+    let lists = [
+        &numbers.update_window_dims[..],
+        &numbers.inserted_window_dims,
+        &numbers.input_batching_dims,
+        &numbers.scatter_indices_batching_dims,
+        &numbers.scatter_dims_to_operand_dims,
+    ];
+    let dims = GatherDims::of_lists(lists, numbers.index_vector_dim)?;
     let promise = IndexPromise {
         sorted: instruction.indices_are_sorted,
         unique: instruction.unique_indices,

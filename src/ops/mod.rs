@@ -222,7 +222,6 @@ macro_rules! op_table {
             pub(crate) const IMPORT_RULES: &'static [(&'static [&'static str], Recognize)] = &[
                 $(($primitive::OPCODES, $primitive::recognize),)*
                 $(($region::OPCODES, $region::recognize),)*
-                $((&["custom-call"], $primitive::recognize_call),)*
             ];
 
             /// The name in text forms and messages.

@@ -48,7 +48,7 @@ pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use passed_over::PassedOver;
 pub use platform_kind::PlatformKind;
 pub use reduce_kind::ReduceKind;
-pub use shape::{element_type, is_tuple, shape, tensor_type, tuple_shape};
+pub use shape::{element_type, is_row_major, is_tuple, shape, tensor_type, tuple_shape};
 pub use stage::Stage;
 pub use types::{DType, Dims, TensorType};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::narrow::{F8E4M3FN, F8E5M2, S4, U4, to_odd};
 use super::types::{DType, TensorType};
 use crate::proto::LiteralProto;
-use crate::shape::{shape, tensor_type};
+use crate::shape::{is_row_major, shape, tensor_type};
 use crate::syntax::elements::{element_bytes, set_element_bytes};
 
 /// A Rust scalar that is the host form of a [`DType`].
@@ -210,10 +210,8 @@ pub fn literal_proto(ty: &TensorType, bytes: &[u8]) -> LiteralProto {
 /// and for an order other than row-major.
 pub fn literal_of_proto(proto: &LiteralProto) -> Option<Literal> {
     let shape = proto.shape.as_ref()?;
-    let ty = tensor_type(shape)?;
-    let order = shape.layout.as_ref().map(|layout| layout.minor_to_major.as_slice()).unwrap_or_default();
-    let is_row_major = order.is_empty() || order.iter().rev().copied().eq(0..order.len() as i64);
-    let (mut bytes, _) = element_bytes(proto, ty.dtype.element()).filter(|_| is_row_major)?;
+    let ty = tensor_type(shape).filter(|_| is_row_major(shape))?;
+    let (mut bytes, _) = element_bytes(proto, ty.dtype.element())?;
     if ty.dtype == DType::S4 {
         // One a byte, with its sign.
         bytes.iter_mut().for_each(|byte| *byte = ((*byte << 4) as i8 >> 4) as u8);

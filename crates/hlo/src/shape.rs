@@ -39,12 +39,20 @@ pub fn shape(ty: &TensorType) -> ShapeProto {
     }
 }
 
-/// The tensor type of a shape; `None` for a tuple, a dynamic size, and an element type that is no [`DType`].
+/// The type of a dense array whose elements have a form on the host, at its bounds where sizes are dynamic; `None` for
+/// any other shape.
 pub fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
     let dtype = DType::ALL.into_iter().find(|&dtype| element_type(dtype) == shape.element_type)?;
-    let is_dynamic = shape.is_dynamic_dimension.contains(&true);
     let dims = shape.dimensions.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
-    (!is_dynamic).then_some(TensorType { dtype, dims })
+    Some(TensorType { dtype, dims })
+}
+
+/// Whether the elements of an array are in row-major order, as they are without a layout.
+pub fn is_row_major(shape: &ShapeProto) -> bool {
+    shape.layout.as_ref().is_none_or(|layout| {
+        let order = &layout.minor_to_major;
+        order.is_empty() || order.iter().rev().copied().eq(0..order.len() as i64)
+    })
 }
 
 /// The shape of a tuple of dense tensors.

@@ -19,7 +19,7 @@ use meshloom_hlo::proto::{
     HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
 };
 use meshloom_hlo::stablehlo::{self, WriteOptions};
-use meshloom_hlo::{DType, GroupFormat, LOCAL_SHAPES, TensorType, element_type};
+use meshloom_hlo::{GroupFormat, LOCAL_SHAPES, TensorType, is_row_major, tensor_type};
 
 /// One parameter of a compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -378,20 +378,6 @@ fn leaves<'a>(shape: &'a ShapeProto, found: &mut Vec<&'a ShapeProto>) {
     } else {
         shape.tuple_shapes.iter().for_each(|element| leaves(element, found));
     }
-}
-
-/// The type of a dense array; `None` for anything else.
-pub(super) fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
-    let dtype = DType::ALL.into_iter().find(|&dtype| element_type(dtype) == shape.element_type)?;
-    let dims = shape.dimensions.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
-    Some(TensorType { dtype, dims })
-}
-
-fn is_row_major(shape: &ShapeProto) -> bool {
-    shape.layout.as_ref().is_none_or(|layout| {
-        let order = &layout.minor_to_major;
-        order.is_empty() || order.iter().rev().copied().eq(0..order.len() as i64)
-    })
 }
 
 /// The type of one device's part of a parameter with this sharding, if it follows from the sharding alone.

@@ -46,11 +46,6 @@ pub(crate) trait Import {
 
     /// Makes nodes of an instruction with one of these opcodes.
     fn recognize(context: &mut dyn ImportContext) -> Recognized;
-
-    /// Makes nodes of a custom call, whose target says that it is the op. Most ops are none.
-    fn recognize_call(_context: &mut dyn ImportContext) -> Recognized {
-        Ok(None)
-    }
 }
 
 /// States that instructions of these opcodes, whatever they carry, are the op that a function makes of the context.
@@ -109,8 +104,6 @@ pub(in crate::ops) fn combiner(computation: &HloComputationProto) -> Option<(Red
     let mut parameters = [first.id, second.id];
     parameters.sort_unstable();
     let is_plain = is_parameter(first) && is_parameter(second) && root.id == computation.root_id && read == parameters;
-    let shape = root.shape.as_ref()?;
-    let dtype = DType::ALL.into_iter().find(|&dtype| meshloom_hlo::element_type(dtype) == shape.element_type)?;
-    let kind = ReduceKind::ALL.into_iter().find(|kind| kind.name() == root.opcode)?;
-    (is_plain && shape.dimensions.is_empty()).then_some((kind, dtype))
+    let ty = meshloom_hlo::tensor_type(root.shape.as_ref()?)?;
+    (is_plain && ty.rank() == 0).then_some((ReduceKind::named(&root.opcode)?, ty.dtype))
 }

@@ -585,14 +585,16 @@ impl Primitive for BitcastConvert {
     rules!(emit: simple);
 }
 
-/// The names of a table's rows.
+/// The names of a table's rows, and other opcodes.
 macro_rules! names {
-    ($kind:ident) => {{
-        const NAMES: [&str; $kind::ALL.len()] = {
-            let mut names = [""; $kind::ALL.len()];
+    ($kind:ident $(, $other:literal)*) => {{
+        const OTHERS: &[&str] = &[$($other),*];
+        const NAMES: [&str; $kind::ALL.len() + OTHERS.len()] = {
+            let mut names = [""; $kind::ALL.len() + OTHERS.len()];
             let mut row = 0;
             while row < names.len() {
-                names[row] = $kind::ALL[row].name();
+                let other = row.checked_sub($kind::ALL.len());
+                names[row] = if let Some(other) = other { OTHERS[other] } else { $kind::ALL[row].name() };
                 row += 1;
             }
             names
@@ -602,19 +604,16 @@ macro_rules! names {
 }
 
 impl Import for Unary {
-    const OPCODES: &'static [&'static str] = names!(UnaryKind);
+    const OPCODES: &'static [&'static str] = names!(UnaryKind, "custom-call");
 
+    /// Functions of the dialect `chlo` that HLO has no opcode for are custom calls.
     fn recognize(context: &mut dyn ImportContext) -> Recognized {
-        let opcode = context.instruction().opcode.as_str();
-        let kind = UnaryKind::ALL.iter().find(|kind| kind.name() == opcode);
-        applied(context, kind.map(|&kind| Unary(kind).into()))
-    }
-
-    /// Functions of the dialect `chlo` that HLO has no opcode for.
-    fn recognize_call(context: &mut dyn ImportContext) -> Recognized {
-        let target = context.instruction().custom_call_target.strip_prefix("chlo.");
-        let name = target.map(|target| target.replace('_', "-"));
-        let kind = UnaryKind::ALL.iter().find(|kind| Some(kind.name()) == name.as_deref());
+        let instruction = context.instruction();
+        let name = match instruction.custom_call_target.strip_prefix("chlo.") {
+            Some(target) => target.replace('_', "-"),
+            None => instruction.opcode.clone(),
+        };
+        let kind = UnaryKind::ALL.iter().find(|kind| kind.name() == name);
         applied(context, kind.map(|&kind| Unary(kind).into()))
     }
 }

@@ -13,7 +13,7 @@ use meshloom_hlo::proto::{
 };
 use meshloom_hlo::sort;
 use meshloom_hlo::{DType, TensorType};
-use meshloom_hlo::{element_type, literal_proto, shape};
+use meshloom_hlo::{literal_proto, shape, tensor_type};
 
 /// A constant with more elements becomes a broadcast number.
 const MOST_ELEMENTS: usize = 4096;
@@ -54,13 +54,6 @@ pub(super) fn size(module: &HloModuleProto) -> (usize, u128) {
 fn element_count(shape: &ShapeProto) -> u128 {
     let own = shape.dimensions.iter().map(|&size| u128::from(size.max(0).unsigned_abs())).product::<u128>();
     if shape.tuple_shapes.is_empty() { own } else { shape.tuple_shapes.iter().map(element_count).sum() }
-}
-
-/// Returns the type of a dense array whose elements have a form on the host; `None` for any other shape.
-pub fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
-    let dtype = DType::ALL.into_iter().find(|&dtype| element_type(dtype) == shape.element_type)?;
-    let dims = shape.dimensions.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
-    Some(TensorType { dtype, dims })
 }
 
 pub(super) fn instruction_type(instruction: &HloInstructionProto) -> Option<TensorType> {

@@ -22,7 +22,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use prost::Message;
 use rustc_hash::FxHashSet;
 
-pub use edit::{instruction_count, tensor_type};
+pub use edit::instruction_count;
 pub use pair::shrink_pair;
 
 use meshloom_hlo::message::counted;

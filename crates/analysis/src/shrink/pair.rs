@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Limits, Search, Shrunk, Subject, Verdict, edit, is_leaf};
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
+use meshloom_hlo::tensor_type;
 use meshloom_hlo::text::{Layouts, print_shape};
 
 /// Two modules.
@@ -103,7 +104,7 @@ fn matches((left, right): &Pair) -> Vec<((i64, i64), String)> {
         let mut seen: FxHashMap<(String, String, String), usize> = FxHashMap::default();
         let key = |it: &HloInstructionProto| {
             let op_name = &it.metadata.as_ref()?.op_name;
-            let shape = it.shape.as_ref().filter(|shape| edit::tensor_type(shape).is_some())?;
+            let shape = it.shape.as_ref().filter(|shape| tensor_type(shape).is_some())?;
             if op_name.is_empty() || is_leaf(it) || edit::is_manual(it) {
                 return None;
             }

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use anyhow::{Result, anyhow};
-use meshloom::analysis::shrink::tensor_type;
 use meshloom::hlo::TensorType;
 use meshloom::hlo::device_groups::transposed_iota;
 use meshloom::hlo::proto::op_sharding::Type;
 use meshloom::hlo::proto::{HloComputationProto, HloModuleProto, OpSharding, PrimitiveType, ShapeProto};
+use meshloom::hlo::tensor_type;
 use meshloom::pjrt::{ArraySpec, ShardLayout};
 
 #[derive(Clone, Debug)]
