@@ -30,7 +30,7 @@ use shardings::Constraints;
 const NESTING: usize = 100;
 
 /// The import rules of an opcode: mostly one.
-type Rules = SmallVec<[Recognize; 2]>;
+type OpcodeRules = SmallVec<[Recognize; 2]>;
 
 /// A module as a graph.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ pub struct Imported {
 /// The module has an instruction that no op recognizes, a type that graphs do not have, or a sharding that is not along
 /// the axes of one mesh; or it is no valid module.
 pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
-    let mut rules: FxHashMap<&'static str, Rules> = FxHashMap::default();
+    let mut rules: FxHashMap<&'static str, OpcodeRules> = FxHashMap::default();
     for (opcodes, rule) in Op::IMPORT_RULES {
         opcodes.iter().for_each(|opcode| rules.entry(opcode).or_default().push(*rule));
     }
@@ -71,7 +71,7 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
 }
 
 struct Importer<'m> {
-    rules: FxHashMap<&'static str, Rules>,
+    rules: FxHashMap<&'static str, OpcodeRules>,
     computations: FxHashMap<i64, &'m HloComputationProto>,
     constraints: Constraints,
     sources: Sources<'m>,
