@@ -69,13 +69,17 @@ pub enum ImportError {
         /// The number of replicas.
         replicas: u64,
     },
-    /// The module states shardings, and it is not known along which axes.
-    #[error(
-        "the module states shardings of {devices} devices and names no mesh; name one by `sdy.mesh`, as JAX does with Shardy"
-    )]
-    NoMesh {
+    /// The meshes that the module declares cannot be read.
+    #[error("the attribute xla.sdy.meshes of the module: {why}")]
+    Meshes {
+        /// The reason.
+        why: String,
+    },
+    /// The module is for more devices than a mesh can have.
+    #[error("the module is for {partitions} devices, which is more than a mesh can have")]
+    TooManyDevices {
         /// The number of devices.
-        devices: u64,
+        partitions: u64,
     },
     /// An op refuses its operands.
     #[error("{place}: {source}")]

@@ -8,12 +8,15 @@
 //! Source lines are those of another language, so that nodes keep scopes alone: the path in `op_name`.
 
 mod error;
+mod manual;
 mod shardings;
+mod tiles;
 
 use std::sync::Arc;
 
 use meshloom_analysis::trip_count;
 use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::op_sharding::Type;
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, ShapeProto};
 use meshloom_hlo::source::{Sources, op_name, scope};
 use meshloom_hlo::{is_tuple, tensor_type};
@@ -23,8 +26,8 @@ use smallvec::SmallVec;
 pub use error::{ForeignInstruction, ImportError};
 
 use crate::ir::{Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value, Values};
-use crate::ops::{ImportContext, Op, Recognize, Reshard};
-use shardings::Constraints;
+use crate::ops::{Group, ImportContext, Op, Recognize, Reshard};
+use shardings::{Constraints, Stated};
 
 /// How deep computations may call each other. Their nesting is also one of this reader's calls.
 const NESTING: usize = 100;
@@ -66,6 +69,7 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
         iterations: trip_count::known(module),
         bodies: FxHashMap::default(),
         depth: 0,
+        manual: 0,
     };
     importer.module(module, entry)
 }
@@ -77,13 +81,15 @@ struct Importer<'m> {
     sources: Sources<'m>,
     /// The iterations of loops, by the id of their instructions.
     iterations: FxHashMap<i64, u64>,
-    /// The graphs of computations that are called.
-    bodies: FxHashMap<i64, Arc<Graph>>,
+    /// The graphs of computations that are called, and whether that is in a manual region.
+    bodies: FxHashMap<(i64, bool), Arc<Graph>>,
     depth: usize,
+    /// The number of manual regions around the computation.
+    manual: usize,
 }
 
-/// The values of an instruction, the arrays of a tuple in a row, and its shape.
-type Known<'m> = (Values, Option<&'m ShapeProto>);
+/// The values of an instruction, the arrays of a tuple in a row.
+type Known<'m> = (Values, &'m HloInstructionProto);
 
 /// The values of the instructions of one computation.
 type InstructionValues<'m> = FxHashMap<i64, Known<'m>>;
@@ -108,8 +114,9 @@ impl<'m> Importer<'m> {
     /// The ports of an instruction's arrays, with the specs that it states.
     fn ports(&self, instruction: &'m HloInstructionProto) -> Result<Vec<PortInfo>, ImportError> {
         let types = self.types(instruction)?;
-        let specs = self.constraints.specs(instruction, &types).map_err(|why| self.refused(instruction, why))?;
-        Ok(specs.into_iter().map(|spec| PortInfo { spec, ..PortInfo::default() }).collect())
+        let stated = self.constraints.stated(instruction, &types).map_err(|why| self.refused(instruction, why))?;
+        let port = |stated: Option<Stated>| PortInfo { spec: stated.map(|it| it.spec), ..PortInfo::default() };
+        Ok(stated.into_iter().map(port).collect())
     }
 
     /// The graph of a computation, and its root. Only ports of the entry have specs.
@@ -130,12 +137,19 @@ impl<'m> Importer<'m> {
             let path: Arc<str> = op_name(parameter).into();
             let inputs = types.into_iter().zip(infos);
             let inputs = inputs.map(|(ty, info)| builder.input(ty, PortInfo { path: path.clone(), ..info })).collect();
-            values.insert(parameter.id, (inputs, parameter.shape.as_ref()));
+            values.insert(parameter.id, (inputs, parameter));
         }
         for instruction in computation.instructions.iter().filter(|it| it.opcode != "parameter") {
             builder.set_origin(Origin { scope: scope_of(instruction), ..Origin::default() });
             let made = self.instruction(instruction, &mut builder, &values)?;
-            values.insert(instruction.id, (made, instruction.shape.as_ref()));
+            // The sharding of the root of the program is that of its results.
+            let is_stated = instruction.sharding.is_some() && !(is_entry && instruction.id == computation.root_id);
+            let made = match instruction.opcode.as_str() {
+                "tuple" | "get-tuple-element" => made,
+                _ if is_stated => self.constraint(instruction, &mut builder, &made)?,
+                _ => made,
+            };
+            values.insert(instruction.id, (made, instruction));
         }
         let root = computation.instructions.iter().find(|it| it.id == computation.root_id);
         let Some((root, (outputs, _))) = root.and_then(|root| Some((root, values.get(&root.id)?))) else {
@@ -159,19 +173,39 @@ impl<'m> Importer<'m> {
         match instruction.opcode.as_str() {
             "tuple" => return Ok(flat),
             "get-tuple-element" => {
-                let found = operands.first().and_then(|(values, shape)| element(values, (*shape)?, instruction));
+                let found = operands.first().and_then(|(values, tuple)| element(values, tuple, instruction));
                 return found.ok_or_else(missing);
             }
-            "custom-call" if instruction.custom_call_target == "Sharding" => {
-                return self.constraint(instruction, builder, &flat);
-            }
-            "custom-call" if instruction.custom_call_target == "xla.sdy.FuncResultSharding" => return Ok(flat),
+            "custom-call" => match instruction.custom_call_target.as_str() {
+                // What they state is read where the results of all instructions are.
+                "Sharding" | "xla.sdy.FuncResultSharding" | "xla.sdy.PropagationBarrier" => return Ok(flat),
+                "xla.sdy.ShardingGroup" => return Ok(Values::new()),
+                _ => {
+                    if let Some(made) = self.border(instruction, &operands, builder)? {
+                        return Ok(made);
+                    }
+                }
+            },
             _ => {}
         }
+        let is_region = instruction.opcode == "call" && self.is_manual_region(instruction);
+        self.manual += usize::from(is_region);
+        let made = self.recognized(instruction, builder, &flat);
+        self.manual -= usize::from(is_region);
+        made
+    }
+
+    /// What an op's rule makes of an instruction.
+    fn recognized(
+        &mut self,
+        instruction: &'m HloInstructionProto,
+        builder: &mut GraphBuilder,
+        flat: &[Value],
+    ) -> Result<Values, ImportError> {
         let types = self.types(instruction)?;
         let rules = self.rules.get(instruction.opcode.as_str()).cloned().unwrap_or_default();
         let mut context =
-            ImportedInstruction { importer: self, instruction, operands: &flat, types: &types, builder, fault: None };
+            ImportedInstruction { importer: self, instruction, operands: flat, types: &types, builder, fault: None };
         for rule in rules {
             match rule(&mut context) {
                 Ok(Some(made)) => return Ok(made),
@@ -193,15 +227,16 @@ impl<'m> Importer<'m> {
         operands: &[Value],
     ) -> Result<Values, ImportError> {
         let types = self.types(instruction)?;
-        let specs = self.constraints.specs(instruction, &types).map_err(|why| self.refused(instruction, why))?;
+        let stated = self.constraints.stated(instruction, &types).map_err(|why| self.refused(instruction, why))?;
         let mut made = Values::new();
-        for (&operand, spec) in operands.iter().zip(specs) {
-            made.push(match spec {
-                Some(spec) => {
-                    let pushed = builder.push1(Reshard::new(spec), &[operand]);
+        for (&operand, stated) in operands.iter().zip(stated) {
+            made.push(match stated {
+                Some(Stated { spec, open, .. }) if !(spec.is_replicated() && open.iter().all(|&open| open)) => {
+                    let open = (0..spec.rank()).filter(|&dim| open.get(dim) == Some(&true)).collect();
+                    let pushed = builder.push1(Reshard { open, ..Reshard::new(spec) }, &[operand]);
                     pushed.map_err(|error| ImportError::Op { place: self.place(instruction), source: error.into() })?
                 }
-                None => operand,
+                _ => operand,
             });
         }
         Ok(made)
@@ -239,8 +274,9 @@ fn scope_of(instruction: &HloInstructionProto) -> Scope {
 }
 
 /// The part of a tuple's arrays that is one of its elements.
-fn element(values: &[Value], tuple: &ShapeProto, instruction: &HloInstructionProto) -> Option<Values> {
+fn element(values: &[Value], tuple: &HloInstructionProto, instruction: &HloInstructionProto) -> Option<Values> {
     let index = usize::try_from(instruction.tuple_index).ok()?;
+    let tuple = tuple.shape.as_ref()?;
     let own = tuple.tuple_shapes.get(index)?;
     let first = tuple.tuple_shapes.iter().take(index).map(count).sum::<usize>();
     values.get(first..first + count(own)).map(Values::from_slice)
@@ -291,7 +327,8 @@ impl ImportContext for ImportedInstruction<'_, '_> {
 
     fn body(&mut self, index: usize) -> Option<Arc<Graph>> {
         let id = *self.instruction.called_computation_ids.get(index)?;
-        if let Some(body) = self.importer.bodies.get(&id) {
+        let key = (id, self.importer.manual > 0);
+        if let Some(body) = self.importer.bodies.get(&key) {
             return Some(body.clone());
         }
         let computation = *self.importer.computations.get(&id)?;
@@ -305,7 +342,7 @@ impl ImportContext for ImportedInstruction<'_, '_> {
         match imported {
             Ok((graph, _)) => {
                 let graph = Arc::new(graph);
-                self.importer.bodies.insert(id, graph.clone());
+                self.importer.bodies.insert(key, graph.clone());
                 Some(graph)
             }
             Err(fault) => {
@@ -319,7 +356,34 @@ impl ImportContext for ImportedInstruction<'_, '_> {
         self.importer.iterations.get(&self.instruction.id).and_then(|&count| usize::try_from(count).ok())
     }
 
+    fn group(&self) -> Option<Group> {
+        self.is_between_partitions().then(|| self.importer.constraints.group(self.instruction))?
+    }
+
+    fn permutation(&self) -> Option<(Group, Vec<(u32, u32)>)> {
+        self.is_between_partitions().then(|| self.importer.constraints.permutation(self.instruction))?
+    }
+
+    fn all_devices(&self) -> Option<Group> {
+        let mesh = self.importer.constraints.mesh.as_ref().filter(|_| self.is_manual())?;
+        Some(Group::new(mesh, &mesh.axes().collect::<Vec<_>>()))
+    }
+
     fn builder(&mut self) -> &mut GraphBuilder {
         self.builder
+    }
+}
+
+impl ImportedInstruction<'_, '_> {
+    /// Whether the instruction is in a manual region.
+    fn is_manual(&self) -> bool {
+        let sharding = self.instruction.sharding.as_deref();
+        self.importer.manual > 0 || sharding.is_some_and(|sharding| sharding.r#type() == Type::Manual)
+    }
+
+    /// Whether it is a collective of a manual region. One without a channel is between replicas, of which there is one
+    /// (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
+    fn is_between_partitions(&self) -> bool {
+        self.is_manual() && self.instruction.channel_id > 0
     }
 }

@@ -1,6 +1,7 @@
-//! Communication between devices: the ops that only a partitioned graph has.
+//! Communication between devices: the ops of partitioned graphs, and of manual regions within others.
 //!
-//! A partitioned graph is the program of one device of a mesh, the same on all, with local shapes. A collective runs
+//! A partitioned graph is the program of one device of a mesh, the same on all, with local shapes. In a manual region
+//! ([`ManualBorder`](super::ManualBorder)) it is so along some axes, and the partitioner splits values along the others. A collective runs
 //! within groups of devices that differ only in their positions along some mesh axes. The meanings are XLA's
 //! (`AllGather`, `ReduceScatter`, ... in its operation semantics), with groups given by axes instead of device lists.
 //!
@@ -10,7 +11,7 @@
 //! operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
 use super::rules::*;
-use super::{Devices, Group, Linear, ReduceKind};
+use super::{Convert, Devices, Group, Linear, Op, ReduceKind};
 use meshloom_hlo::CollectiveKind;
 
 /// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole.
@@ -81,11 +82,46 @@ pub struct AxisIndex {
 
 crate::ir::op_text!(AxisIndex = "axis-index" { group: key("axes") });
 
-/// The rules of an exchange that is linear, but for its typing rule. Partitioning comes after differentiation, batching
-/// and propagation, so the ops of this file have no rules for them.
+impl Op {
+    /// The same exchange, or rank, in another group; `None` for any other op.
+    pub(crate) fn with_group(&self, group: impl Fn(&Group) -> Group) -> Option<Op> {
+        Some(match self {
+            Op::AllGather(op) => AllGather { group: group(&op.group), ..op.clone() }.into(),
+            Op::AllReduce(op) => AllReduce { group: group(&op.group), ..op.clone() }.into(),
+            Op::AllToAll(op) => AllToAll { group: group(&op.group), ..op.clone() }.into(),
+            Op::AxisIndex(op) => AxisIndex { group: group(&op.group) }.into(),
+            Op::CollectivePermute(op) => CollectivePermute { group: group(&op.group), ..op.clone() }.into(),
+            Op::ReduceScatter(op) => ReduceScatter { group: group(&op.group), ..op.clone() }.into(),
+            _ => return None,
+        })
+    }
+}
+
+/// The factor rule of an exchange: a dimension is a loop of its own in each operand and its result, but for one that
+/// the exchange cuts or joins. Devices along other axes than the group's exchange parts of the others.
+fn exchanged(operands: &[&TensorType], results: &[&TensorType], whole: Option<usize>) -> FactorRule {
+    let mut rule = FactorRule { separate: operands.len() > 1, ..FactorRule::empty(operands, results) };
+    for (index, ty) in operands.iter().enumerate() {
+        for (dim, &size) in ty.dims.iter().enumerate().filter(|&(dim, _)| Some(dim) != whole) {
+            rule.add(size, FactorKind::Parallel, &[(index, dim)], &[(index, dim)]);
+        }
+    }
+    rule.with_rest_replicated(operands, results)
+}
+
+/// The rules of an exchange that is linear, but for its typing rule. Only programs that are partitioned, wholly or in
+/// manual regions, have the ops of this file; they are neither differentiated nor batched.
 macro_rules! exchange {
     ($kind:ident, |$op:ident, $context:ident| $emit:expr) => {
-        rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
+        exchange!($kind, whole: |op| Some(op.dim), |$op, $context| $emit);
+    };
+    ($kind:ident, whole: $whole:expr, |$op:ident, $context:ident| $emit:expr) => {
+        rules!(derivatives: refused, batch: refused, partition: unchanged);
+
+        fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+            let whole: fn(&Self) -> Option<usize> = $whole;
+            exchanged(operands, results, whole(self))
+        }
 
         fn facts(&self) -> Facts<'_> {
             Facts::exchange(CollectiveKind::$kind, &self.group)
@@ -144,7 +180,11 @@ impl Primitive for AllReduce {
         if self.kind == ReduceKind::Sum { facts } else { facts.linear(Linear::No) }
     }
 
-    rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
+    rules!(derivatives: refused, batch: refused, partition: unchanged);
+
+    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+        exchanged(operands, results, None)
+    }
 
     fn emit(&self, context: &mut dyn EmitContext) {
         context.all_reduce(&self.group, self.kind);
@@ -190,7 +230,7 @@ impl Primitive for CollectivePermute {
         Ok(one(operands[0].clone()))
     }
 
-    exchange!(CollectivePermute, |op, context| context.collective_permute(&op.group, &op.pairs));
+    exchange!(CollectivePermute, whole: |_| None, |op, context| context.collective_permute(&op.group, &op.pairs));
 }
 
 impl Primitive for AxisIndex {
@@ -210,4 +250,43 @@ impl Primitive for AxisIndex {
     }
 }
 
-import!(AllGather, AllReduce, ReduceScatter, AllToAll, CollectivePermute, AxisIndex: in_parts);
+import!(AllGather: "all-gather" => |context| {
+    Some(AllGather { group: context.group()?, dim: only(&context.instruction().dimensions)? })
+});
+import!(AllReduce: "all-reduce" => |context| {
+    let (kind, _) = combiner(context.computation(0)?)?;
+    Some(AllReduce { group: context.group()?, kind })
+});
+import!(ReduceScatter: "reduce-scatter" => |context| {
+    let (kind, _) = combiner(context.computation(0)?)?;
+    let dim = only(&context.instruction().dimensions)?;
+    (kind == ReduceKind::Sum).then_some(ReduceScatter { group: context.group()?, dim })
+});
+import!(AllToAll: "all-to-all" => |context| {
+    Some(AllToAll { group: context.group()?, dim: only(&context.instruction().dimensions)? })
+});
+import!(CollectivePermute: "collective-permute" => |context| {
+    let (group, pairs) = context.permutation()?;
+    Some(CollectivePermute { group, pairs: pairs.into() })
+});
+
+impl Import for AxisIndex {
+    const OPCODES: &'static [&'static str] = &["partition-id"];
+
+    /// A partition's number is its rank among all devices.
+    fn recognize(context: &mut dyn ImportContext) -> Recognized {
+        let (Some(group), [ty]) = (context.all_devices(), context.result_types()) else { return Ok(None) };
+        let dtype = ty.dtype;
+        let builder = context.builder();
+        let rank = builder.push1(AxisIndex { group }, &[])?;
+        builder.push(Convert(dtype), &[rank]).map(Some)
+    }
+}
+
+/// The only number of a list of dimensions.
+fn only(dimensions: &[i64]) -> Option<usize> {
+    match dimensions {
+        &[dim] => usize::try_from(dim).ok(),
+        _ => None,
+    }
+}

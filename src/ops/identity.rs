@@ -141,14 +141,20 @@ pub struct Reshard {
     pub spec: Spec,
     /// Whether a partial sum stays one, over axes that split no dimension.
     pub keeps_partial: bool,
+    /// The dimensions that propagation may split further.
+    pub open: AxisList,
 }
 
-crate::ir::op_text!(Reshard = "reshard" { spec: key("spec"), keeps_partial: flag("partial") });
+crate::ir::op_text!(Reshard = "reshard" {
+    spec: key("spec"),
+    keeps_partial: flag("partial"),
+    open: optional("open", AxisList::new()),
+});
 
 impl Reshard {
     /// A demand for a complete value.
     pub fn new(spec: Spec) -> Reshard {
-        Reshard { spec, keeps_partial: false }
+        Reshard { spec, keeps_partial: false, open: AxisList::new() }
     }
 }
 
@@ -234,7 +240,8 @@ impl Primitive for Reshard {
     rules!(vjp: itself, jvp: linear, factors: pointwise, partition: unchanged);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(Reshard { spec: self.spec.with_leading_dim(), ..*self })
+        let open = self.open.iter().map(|dim| dim + 1).collect();
+        context.all(Reshard { spec: self.spec.with_leading_dim(), open, ..*self })
     }
 
     fn emit(&self, context: &mut dyn EmitContext) {

@@ -28,6 +28,7 @@ mod gather;
 mod group;
 mod identity;
 mod kernel;
+mod manual;
 mod parts;
 mod ragged;
 mod random;
@@ -76,6 +77,7 @@ pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
 pub use group::Group;
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use kernel::{KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules};
+pub use manual::{ManualBorder, Passage};
 pub use meshloom_hlo::ReduceKind;
 pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
@@ -332,6 +334,8 @@ op_table! {
         Iota,
         /// Calls a kernel that has a definition in other ops, and implementations for platforms.
         KernelCall,
+        /// Enters a manual region or leaves it.
+        ManualBorder,
         /// Moves a value to the host's memory or back.
         MoveTo,
         /// Gives a value a name that checkpoint policies refer to.

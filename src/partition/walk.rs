@@ -9,7 +9,8 @@ use super::reshard::reshard;
 use super::{Fallback, PartitionError, shared, without};
 use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Spec, TensorType, Value};
 use crate::ops::{
-    AxisIndex, BroadcastInDim, Class, Direction, Group, Op, PartitionContext, PartitionPorts, Primitive, Select,
+    AxisIndex, BroadcastInDim, Class, Direction, Group, ManualBorder, Op, PartitionContext, PartitionPorts, Passage,
+    Primitive, Select,
 };
 use crate::sharding::Shardings;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
@@ -95,7 +96,10 @@ impl<'a, 'b> Partitioning<'a, 'b> {
                 op if is_made_in_place(op) => {}
                 Op::Reshard(reshard) => {
                     let operand = node.operands()[0];
-                    let mut wanted = reshard.spec.clone();
+                    let mut wanted = match reshard.open.is_empty() {
+                        true => reshard.spec.clone(),
+                        false => self.shardings.spec(node.result()).clone(),
+                    };
                     if let (true, Some((_, found))) = (reshard.keeps_partial, self.first(operand)) {
                         let used: Axes = wanted.used_axes().collect();
                         wanted = wanted.with_unreduced(without(found.unreduced(), &used));
@@ -108,6 +112,7 @@ impl<'a, 'b> Partitioning<'a, 'b> {
                         others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != wanted);
                     self.versions[node.result().index()].extend(complete);
                 }
+                Op::ManualBorder(border) => self.border(node, border)?,
                 op => match (op.region_kind(), op.as_primitive()) {
                     (Some(region), _) => self.region(node, region)?,
                     (None, Some(primitive)) => self.primitive(node, primitive)?,
@@ -117,6 +122,30 @@ impl<'a, 'b> Partitioning<'a, 'b> {
                 },
             }
         }
+        Ok(())
+    }
+
+    /// A value enters a manual region or leaves it: what a device holds of it is the same on both sides.
+    fn border(&mut self, node: NodeRef<'_>, border: &ManualBorder) -> Result<(), PartitionError> {
+        let operand = node.operands()[0];
+        let (wanted, result) = match border.passage {
+            Passage::Enter => {
+                let part = self.shardings.spec(node.result()).clone();
+                (border.whole_of(&part), part)
+            }
+            Passage::Leave => {
+                let part = self.spec_at_hand(operand, self.shardings.spec(operand)).with_unreduced([]);
+                let whole = border.whole_of(&part);
+                (part, whole)
+            }
+        };
+        let local = self.get(operand, &wanted)?;
+        let expected = result.local_dims(self.mesh, &border.dims)?;
+        if self.builder.ty(local).dims != expected {
+            let expected = format!("parts of {expected:?}, not of {:?}", self.builder.ty(local).dims);
+            return Err(InternalError::new("manual-border", expected).at(node.origin()).into());
+        }
+        self.set(node.result(), local, result);
         Ok(())
     }
 

@@ -155,7 +155,7 @@ impl Annotating<'_> {
             let op: Op = match node.op() {
                 Op::WithAxes(axes) => {
                     let spec = self.named(axes, graph.ty(node.result()), node.origin())?;
-                    let reshard = Reshard { spec, keeps_partial: axes.keeps_partial };
+                    let reshard = Reshard { keeps_partial: axes.keeps_partial, ..Reshard::new(spec) };
                     let operand = copy.map.get(node.operands()[0]);
                     // Two names in a row that both make a value lie the same way are one demand.
                     let before = copy.builder.graph().defining_node(operand);

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::resolve::{resolve, spec_of};
 use super::{Axes, Mesh, Spec};
 use crate::ir::{Graph, Node, NodeRef, TensorType, Value};
-use crate::ops::{Edge, FactorKind, FactorRule, Op, Port, Scan};
+use crate::ops::{AxisList, Edge, FactorKind, FactorRule, ManualBorder, Op, Passage, Port, Scan};
 
 /// The reason for a value's spec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +53,8 @@ struct KnownSpec {
     spec: Spec,
     /// Whether the spec is a demand, to which nothing may be added.
     closed: bool,
+    /// The dimensions to which nothing may be added, if something may be added to others.
+    fixed: AxisList,
     origin: SpecOrigin,
     /// The time of its last change.
     time: u32,
@@ -134,8 +136,13 @@ pub fn propagate(graph: &Graph, mesh: &Mesh) -> Shardings {
     seed(graph, &mut shardings);
     for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
         if let Some(spec) = &info.spec {
-            shardings.values[input.index()] =
-                KnownSpec { spec: spec.clone(), closed: true, origin: SpecOrigin::Port, time: 1 };
+            shardings.values[input.index()] = KnownSpec {
+                spec: spec.clone(),
+                closed: true,
+                origin: SpecOrigin::Port,
+                time: 1,
+                ..KnownSpec::default()
+            };
         }
     }
     let mut sweeper = Sweeper { mesh, level: Level::PassThrough, changed: false, time: 1 };
@@ -161,7 +168,8 @@ fn seed(graph: &Graph, shardings: &mut Shardings) {
         if let Op::Reshard(reshard) = node.op() {
             let entry = KnownSpec {
                 spec: reshard.spec.clone(),
-                closed: true,
+                closed: reshard.open.is_empty(),
+                fixed: (0..reshard.spec.rank()).filter(|dim| !reshard.open.contains(dim)).collect(),
                 origin: SpecOrigin::Constraint(node.id),
                 time: 1,
             };
@@ -215,11 +223,16 @@ impl Sweeper<'_> {
 
     fn visit(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {
         match node.op() {
-            Op::Reshard(_) => {
+            Op::Reshard(reshard) => {
                 let spec = shardings.spec(node.result()).clone();
                 let (operand, origin) = (node.operands()[0], SpecOrigin::Constraint(node.id));
                 self.offer(shardings, operand, graph.ty(operand), spec.dims(), origin);
+                if !reshard.open.is_empty() {
+                    let found = shardings.spec(operand).clone();
+                    self.offer(shardings, node.result(), graph.ty(operand), found.dims(), origin);
+                }
             }
+            Op::ManualBorder(border) => self.visit_border(graph, node, border, shardings),
             op if op.as_primitive().is_some() => self.visit_primitive(graph, node, shardings),
             _ => self.visit_region(graph, node, shardings),
         }
@@ -269,7 +282,7 @@ impl Sweeper<'_> {
             return;
         }
         for (dim, axes) in dims.iter().enumerate() {
-            if axes.is_empty() || !entry.spec.dim(dim).is_empty() {
+            if axes.is_empty() || !entry.spec.dim(dim).is_empty() || entry.fixed.contains(&dim) {
                 continue;
             }
             let used: Axes = entry.spec.used_axes().collect();
@@ -287,6 +300,19 @@ impl Sweeper<'_> {
                 self.changed = true;
             }
         }
+    }
+
+    /// Offers each side of a manual region's border what the other has along axes that are not manual.
+    fn visit_border(&mut self, graph: &Graph, node: NodeRef<'_>, border: &ManualBorder, shardings: &mut Shardings) {
+        let (whole, part) = match border.passage {
+            Passage::Enter => (node.operands()[0], node.result()),
+            Passage::Leave => (node.result(), node.operands()[0]),
+        };
+        let origin = SpecOrigin::Through(node.id);
+        let inwards = border.part_of(shardings.spec(whole));
+        self.offer(shardings, part, graph.ty(part), inwards.dims(), origin);
+        let outwards = border.whole_of(shardings.spec(part));
+        self.offer(shardings, whole, graph.ty(whole), outwards.dims(), origin);
     }
 
     fn visit_region(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::{Axes, Mesh, MeshAxis, Shardings, Spec, propagate};
 use crate::ir::{Graph, GraphCopy, PortInfo};
-use crate::ops::{FactorRule, Op, Reshard, TensorFactors};
+use crate::ops::{FactorRule, Group, ManualBorder, Op, Reshard, TensorFactors};
 
 /// A graph with a spec for every value, over a mesh some of whose axes may have been cut.
 #[derive(Debug)]
@@ -88,8 +88,15 @@ fn refine(graph: &Graph, parts: &[Axes]) -> Graph {
     graph.inputs().iter().zip(graph.input_info()).for_each(|(&input, info)| copy.input(input, port(info)));
     for node in graph.nodes() {
         let op = match node.op() {
-            Op::Reshard(reshard) => Reshard { spec: refine_spec(&reshard.spec, parts), ..*reshard }.into(),
-            op => op.map_regions(|body| Arc::new(refine(body, parts))).unwrap_or_else(|| op.clone()),
+            Op::Reshard(reshard) => Reshard { spec: refine_spec(&reshard.spec, parts), ..reshard.clone() }.into(),
+            Op::ManualBorder(border) => {
+                let (spec, axes) = (refine_spec(&border.spec, parts), refine_axes(&border.axes, parts));
+                ManualBorder { spec, axes, ..border.clone() }.into()
+            }
+            op => op
+                .map_regions(|body| Arc::new(refine(body, parts)))
+                .or_else(|| op.with_group(|group| Group { axes: refine_axes(&group.axes, parts), ..*group }))
+                .unwrap_or_else(|| op.clone()),
         };
         copy.node_as(node, op);
     }
@@ -97,7 +104,10 @@ fn refine(graph: &Graph, parts: &[Axes]) -> Graph {
 }
 
 fn refine_spec(spec: &Spec, parts: &[Axes]) -> Spec {
-    let refined =
-        |axes: &[MeshAxis]| -> Axes { axes.iter().flat_map(|axis| parts[axis.index()].iter().copied()).collect() };
-    Spec::new(spec.dims().iter().map(|axes| refined(axes))).with_unreduced(refined(spec.unreduced()))
+    let dims = spec.dims().iter().map(|axes| refine_axes(axes, parts));
+    Spec::new(dims).with_unreduced(refine_axes(spec.unreduced(), parts))
+}
+
+fn refine_axes(axes: &[MeshAxis], parts: &[Axes]) -> Axes {
+    axes.iter().flat_map(|axis| parts[axis.index()].iter().copied()).collect()
 }

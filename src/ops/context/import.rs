@@ -5,7 +5,7 @@ use std::sync::Arc;
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto};
 
 use crate::ir::{DType, Graph, GraphBuilder, OpError, TensorType, Value, Values};
-use crate::ops::{Op, ReduceKind};
+use crate::ops::{Group, Op, ReduceKind};
 
 /// One instruction as the import rules of ops see it.
 pub trait ImportContext {
@@ -27,6 +27,16 @@ pub trait ImportContext {
 
     /// The number of iterations of the instruction, a loop, if that is known before it runs.
     fn iterations(&self) -> Option<usize>;
+
+    /// The devices that communicate, in a collective of a manual region; `None` for another instruction, or for groups
+    /// that are not those along mesh axes.
+    fn group(&self) -> Option<Group>;
+
+    /// The devices among which a permute of a manual region sends, and its pairs of ranks, as [`ImportContext::group`].
+    fn permutation(&self) -> Option<(Group, Vec<(u32, u32)>)>;
+
+    /// All devices, in a manual region.
+    fn all_devices(&self) -> Option<Group>;
 
     /// The graph under construction.
     fn builder(&mut self) -> &mut GraphBuilder;

@@ -8,5 +8,5 @@ pub(crate) mod names;
 pub(crate) mod read;
 pub mod write;
 
-pub use read::{BytecodeError, is_mlir, read, read_function, read_with};
+pub use read::{BytecodeError, ShardyText, ShardyValue, is_mlir, read, read_function, read_with};
 pub use write::{ArtifactVersion, VersionError, WriteError, WriteOptions, write, write_artifact};

@@ -32,6 +32,7 @@ mod types;
 
 pub use bytecode::BytecodeError;
 pub(crate) use bytecode::{MAGIC, module_of_export, read_with as read_bytecode};
+pub use convert::{ShardyText, ShardyValue};
 
 use crate::parse::{Memory, ParseError, TextLimits, located, utf8};
 use crate::proto::HloModuleProtoWithConfig;

@@ -8,6 +8,7 @@ mod collectives;
 mod dimensions;
 mod elementwise;
 mod entry;
+mod meshes;
 mod regions;
 mod shardy;
 mod transfers;
@@ -31,7 +32,8 @@ use crate::proto::{
 };
 use crate::sort;
 use crate::suggest::did_you_mean;
-use shardy::Meshes;
+use meshes::Meshes;
+pub use meshes::{ShardyText, ShardyValue};
 
 /// How ops of one name become instructions: the places of what they give.
 type Rule = fn(&mut Conversion<'_, '_, '_>) -> Result<Sites>;
