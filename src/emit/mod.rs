@@ -12,6 +12,7 @@
 mod collective;
 mod control;
 mod crossing;
+mod foreign;
 mod form;
 mod node;
 mod sharding;

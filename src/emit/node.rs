@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
+use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, ShapeProto};
 
 use super::{EmitOptions, Emitter, Ids, UNSET};
 use crate::ir::{DType, Graph, GraphBuilder, InternalError, NodeRef, Spec, TensorType, Values};
@@ -190,6 +190,13 @@ impl EmitContext for NodeEmitter<'_, '_> {
         let (id, _) = self.emitter.close(name, root, result);
         self.emitter.named_computations.insert(name.to_owned(), id);
         id
+    }
+
+    fn foreign_computation(&mut self, computations: &[HloComputationProto], id: i64) -> ComputationId {
+        match self.emitter.foreign_computation(computations, id) {
+            Some(id) => id,
+            None => self.fail("a foreign computation whose operands and calls are known"),
+        }
     }
 
     fn by_definition(&mut self, definition: &EmitDefinition<'_>) {

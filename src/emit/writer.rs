@@ -257,7 +257,7 @@ impl ModuleWriter {
         start..self.shapes.len()
     }
 
-    fn put_shape(&mut self, shape: &ShapeProto) -> EncodedShape {
+    pub(super) fn put_shape(&mut self, shape: &ShapeProto) -> EncodedShape {
         let start = self.shapes.len();
         // The buffer grows as needed, so encoding cannot run out of room.
         shape.encode_raw(&mut self.shapes);
@@ -355,6 +355,21 @@ impl ModuleWriter {
             out.splice(length_at..length_at + LENGTH_BYTES, prefix);
         }
         id
+    }
+
+    /// Starts an instruction of another module, with its own shape. A parameter is added to the innermost open
+    /// computation.
+    pub(super) fn begin_foreign(
+        &mut self,
+        opcode: &str,
+        shape: &ShapeProto,
+        operands: &[InstructionId],
+    ) -> &mut HloInstructionProto {
+        let shape = self.put_shape(shape);
+        if let (Some(computation), "parameter") = (self.open.last_mut(), opcode) {
+            computation.parameters.push((shape.clone(), String::new()));
+        }
+        self.begin_any(opcode, shape, operands)
     }
 
     /// Adds a parameter to the innermost open computation.

@@ -9,6 +9,7 @@
 
 mod error;
 mod manual;
+mod opaque;
 mod shardings;
 mod tiles;
 
@@ -177,7 +178,7 @@ impl<'m> Importer<'m> {
                 return found.ok_or_else(missing);
             }
             "custom-call" => match instruction.custom_call_target.as_str() {
-                // What they state is read where the results of all instructions are.
+                // The caller reads the sharding that they state, as that of any instruction.
                 "Sharding" | "xla.sdy.FuncResultSharding" | "xla.sdy.PropagationBarrier" => return Ok(flat),
                 "xla.sdy.ShardingGroup" => return Ok(Values::new()),
                 _ => {
@@ -195,7 +196,7 @@ impl<'m> Importer<'m> {
         made
     }
 
-    /// What an op's rule makes of an instruction.
+    /// The values that an op's rule makes of an instruction.
     fn recognized(
         &mut self,
         instruction: &'m HloInstructionProto,
@@ -216,7 +217,7 @@ impl<'m> Importer<'m> {
                 return Err(fault);
             }
         }
-        Err(ImportError::Unrecognized(self.place(instruction)))
+        self.opaque(instruction, &types, builder, flat)
     }
 
     /// A value with a sharding that the module asks for here.
@@ -381,8 +382,8 @@ impl ImportedInstruction<'_, '_> {
         self.importer.manual > 0 || sharding.is_some_and(|sharding| sharding.r#type() == Type::Manual)
     }
 
-    /// Whether it is a collective of a manual region. One without a channel is between replicas, of which there is one
-    /// (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
+    /// Whether it is a collective of a manual region. A collective without a channel connects
+    /// replicas, and the module has one (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
     fn is_between_partitions(&self) -> bool {
         self.is_manual() && self.instruction.channel_id > 0
     }

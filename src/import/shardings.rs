@@ -17,7 +17,7 @@ use prost::Message;
 use rustc_hash::FxHashMap;
 
 use super::ImportError;
-use super::tiles::{Step, Tiles, axes, group_steps};
+use super::tiles::{Stride, Tiles, axes, group_steps};
 use crate::ir::{Axes, Spec, TensorType};
 use crate::ops::Group;
 
@@ -67,9 +67,9 @@ impl Constraints {
     /// The mesh with axes cut where the module splits a part of one.
     fn cut(&self, module: &HloModuleProto, mesh: &Mesh) -> Mesh {
         let mut borders = BTreeSet::new();
-        let mut add = |step: Step| borders.extend([step.stride, step.stride.saturating_mul(step.size)]);
+        let mut add = |step: Stride| borders.extend([step.distance, step.distance.saturating_mul(step.size)]);
         for instruction in module.computations.iter().flat_map(|computation| &computation.instructions) {
-            // What cannot be read is reported where it is used.
+            // A sharding that cannot be read is reported where it is used.
             for sharding in own_shardings(instruction) {
                 let rank = instruction.shape.as_ref().map_or(0, |shape| shape.dimensions.len());
                 let rank = if sharding.r#type() == Type::Other { tile_rank(sharding) } else { rank };
@@ -144,7 +144,7 @@ impl Constraints {
         if own.len() != types.len() {
             return Err(format!("it has {} shardings for {} arrays", own.len(), types.len()));
         }
-        // Of Shardy's own text only the open dimensions are read. On a parameter it says nothing else than the tiles.
+        // Shardy's own text adds the open dimensions. A parameter has none.
         let shardy = match instruction.opcode.as_str() {
             "parameter" => None,
             _ => self.shardy_values(instruction, SHARDING)?,
@@ -176,7 +176,7 @@ impl Constraints {
     }
 
     fn read(&self, tiles: &Tiles, open: Vec<bool>, mesh: &Mesh) -> Result<Stated, String> {
-        let along = |steps: &Vec<Step>| {
+        let along = |steps: &Vec<Stride>| {
             axes(steps, mesh).ok_or_else(|| format!("its tiles do not follow the axes of the mesh {mesh}"))
         };
         let dims = tiles.dims.iter().map(along).collect::<Result<Vec<Axes>, String>>()?;

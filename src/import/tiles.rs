@@ -1,8 +1,10 @@
-//! Tiles: which devices have which part of a value, as steps through the numbers of devices.
+//! Tiles: which devices have which part of a value, as strides through the numbers of devices.
 //!
 //! A sharding lists its devices in the order of its tiles, and a collective those of its groups in the order of their
-//! ranks. Both lists are decomposed into [`Step`]s, major to minor. A mesh axis is one step, or several where the mesh
-//! is cut further, so that the order of axes within a dimension is kept.
+//! ranks. Both lists are decomposed into [`Stride`]s, major to minor. A mesh axis is one of them, or several where the
+//! mesh is cut further, so that the order of axes within a dimension is kept.
+
+use std::collections::BTreeSet;
 
 use meshloom_hlo::device_groups::{DeviceGroups, transposed_iota};
 use meshloom_hlo::mesh::Mesh;
@@ -11,20 +13,20 @@ use meshloom_hlo::proto::{AxisRefProto, MeshProto, NamedShardingProto, OpShardin
 
 use crate::ir::Axes;
 
-/// A number of devices that follow each other at a distance.
+/// Some devices that follow each other at a distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct Stride {
     pub(super) size: u64,
-    pub(super) stride: u64,
+    pub(super) distance: u64,
 }
 
 /// A sharding as steps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tiles {
     /// For each dimension of the value, major to minor.
-    pub(super) dims: Vec<Vec<Step>>,
+    pub(super) dims: Vec<Vec<Stride>>,
     /// The devices among which the program is written by hand.
-    pub(super) manual: Vec<Step>,
+    pub(super) manual: Vec<Stride>,
 }
 
 impl Tiles {
@@ -36,7 +38,7 @@ impl Tiles {
         let whole = || Tiles { dims: vec![Vec::new(); rank], manual: Vec::new() };
         match sharding.r#type() {
             Type::Replicated | Type::Unknown => Ok(whole()),
-            Type::Manual => Ok(Tiles { manual: vec![Step { size: devices, stride: 1 }], ..whole() }),
+            Type::Manual => Ok(Tiles { manual: vec![Stride { size: devices, distance: 1 }], ..whole() }),
             Type::Maximal => Err("it lies on one device alone".to_owned()),
             Type::Tuple => Err("it is the sharding of a tuple".to_owned()),
             Type::Unreduced => Err("it is a sum over devices that is still to be made".to_owned()),
@@ -68,7 +70,9 @@ impl Tiles {
             subgroups.next();
         }
         for kind in sharding.last_tile_dims() {
-            let steps = subgroups.next().unwrap_or_default();
+            let Some(steps) = subgroups.next() else {
+                return Err("it names more subgroups than it has dimensions for".to_owned());
+            };
             match kind {
                 Type::Manual => tiles.manual.extend(steps),
                 Type::Replicated => {}
@@ -90,7 +94,7 @@ impl Tiles {
         if !in_order || mesh.iota_transform.is_some() {
             return Err("its mesh has an order of devices of its own".to_owned());
         }
-        let steps = |axes: &[AxisRefProto]| axes.iter().map(|axis| step(mesh, axis)).collect::<Option<Vec<Step>>>();
+        let steps = |axes: &[AxisRefProto]| axes.iter().map(|axis| step(mesh, axis)).collect::<Option<Vec<Stride>>>();
         let of_dim = |dim: usize| named.dim_shardings.get(dim).map_or(Some(Vec::new()), |dim| steps(&dim.axes));
         let dims = (0..rank).map(of_dim).collect::<Option<Vec<_>>>();
         let (Some(dims), Some(manual)) = (dims, steps(&named.manual_axes)) else {
@@ -100,16 +104,16 @@ impl Tiles {
     }
 
     /// All steps that split the value or are manual.
-    pub(super) fn steps(&self) -> impl Iterator<Item = Step> {
+    pub(super) fn steps(&self) -> impl Iterator<Item = Stride> {
         self.dims.iter().flatten().chain(&self.manual).copied()
     }
 }
 
 /// The ranks of the groups of a collective as steps, major to minor; `None` for groups that differ in more than their
 /// first device, or that leave devices out.
-pub(super) fn group_steps(groups: &DeviceGroups, devices: u64) -> Option<Vec<Step>> {
+pub(super) fn group_steps(groups: &DeviceGroups, devices: u64) -> Option<Vec<Stride>> {
     let lists = match groups {
-        DeviceGroups::One => return Some(vec![Step { size: devices, stride: 1 }]),
+        DeviceGroups::One => return Some(vec![Stride { size: devices, distance: 1 }]),
         groups => groups.lists()?,
     };
     let first = lists.first()?;
@@ -118,22 +122,22 @@ pub(super) fn group_steps(groups: &DeviceGroups, devices: u64) -> Option<Vec<Ste
     let steps = list(&offsets)?;
     let is_copy = |group: &Vec<u64>| {
         let Some(&base) = group.first() else { return false };
-        let is_first = steps.iter().all(|step| (base / step.stride).is_multiple_of(step.size));
+        let is_first = steps.iter().all(|step| (base / step.distance).is_multiple_of(step.size));
         is_first && group.len() == offsets.len() && group.iter().zip(&offsets).all(|(&at, &by)| at == base + by as u64)
     };
-    let members: std::collections::BTreeSet<u64> = lists.iter().flatten().copied().collect();
+    let members: BTreeSet<u64> = lists.iter().flatten().copied().collect();
     let is_all = members.len() as u64 == devices && members.last().is_some_and(|&last| last < devices);
     (is_all && lists.iter().all(is_copy)).then_some(steps)
 }
 
 /// The axes of a mesh that make up these steps, major to minor; `None` if the mesh is not cut there.
-pub(super) fn axes(steps: &[Step], mesh: &Mesh) -> Option<Axes> {
+pub(super) fn axes(steps: &[Stride], mesh: &Mesh) -> Option<Axes> {
     let mut axes = Axes::new();
     for step in steps.iter().filter(|step| step.size > 1) {
-        let end = step.stride.checked_mul(step.size)?;
+        let end = step.distance.checked_mul(step.size)?;
         let within = |axis: &_| {
             let (size, stride) = (mesh.size(*axis) as u64, mesh.stride(*axis) as u64);
-            size > 1 && stride >= step.stride && stride * size <= end
+            size > 1 && stride >= step.distance && stride * size <= end
         };
         let own: Axes = mesh.axes().filter(within).collect();
         if own.iter().map(|&axis| mesh.size(axis) as u64).product::<u64>() != step.size {
@@ -145,12 +149,12 @@ pub(super) fn axes(steps: &[Step], mesh: &Mesh) -> Option<Axes> {
     is_distinct.then_some(axes)
 }
 
-fn product(steps: &[Step]) -> u64 {
+fn product(steps: &[Stride]) -> u64 {
     steps.iter().map(|step| step.size).product()
 }
 
 /// Takes the most minor steps that make up `size`, major to minor.
-fn take_minor(steps: &mut Vec<Step>, size: u64) -> Option<Vec<Step>> {
+fn take_minor(steps: &mut Vec<Stride>, size: u64) -> Option<Vec<Stride>> {
     let (mut left, mut taken) = (size, Vec::new());
     while left > 1 {
         let step = steps.pop()?;
@@ -158,8 +162,8 @@ fn take_minor(steps: &mut Vec<Step>, size: u64) -> Option<Vec<Step>> {
             left /= step.size;
             taken.push(step);
         } else if step.size.is_multiple_of(left) {
-            taken.push(Step { size: left, ..step });
-            steps.push(Step { size: step.size / left, stride: step.stride.checked_mul(left)? });
+            taken.push(Stride { size: left, ..step });
+            steps.push(Stride { size: step.size / left, distance: step.distance.checked_mul(left)? });
             left = 1;
         } else {
             return None;
@@ -170,27 +174,27 @@ fn take_minor(steps: &mut Vec<Step>, size: u64) -> Option<Vec<Step>> {
 }
 
 /// The steps of `<=[2,4]T(1,0)`.
-fn iota(sharding: &OpSharding) -> Option<Vec<Step>> {
+fn iota(sharding: &OpSharding) -> Option<Vec<Stride>> {
     let dims = sharding.iota_reshape_dims.iter().map(|&size| u64::try_from(size).ok().filter(|&size| size > 0));
     let dims = dims.collect::<Option<Vec<u64>>>()?;
     let permutation = sharding.iota_transpose_perm.iter().map(|&dim| usize::try_from(dim).ok());
     let permutation = permutation.collect::<Option<Vec<usize>>>()?;
-    // This refuses what is no permutation.
+    // The order may be no permutation.
     transposed_iota(&dims, &permutation)?;
     let order = if permutation.is_empty() { (0..dims.len()).collect() } else { permutation };
     let stride = |dim: usize| dims[dim + 1..].iter().product();
-    let steps = order.into_iter().map(|dim| Step { size: dims[dim], stride: stride(dim) });
+    let steps = order.into_iter().map(|dim| Stride { size: dims[dim], distance: stride(dim) });
     Some(steps.filter(|step| step.size > 1).collect())
 }
 
 /// The steps of a list of devices that begins with device 0.
-fn list(devices: &[i64]) -> Option<Vec<Step>> {
+fn list(devices: &[i64]) -> Option<Vec<Stride>> {
     let devices: Vec<u64> = devices.iter().map(|&device| u64::try_from(device).ok()).collect::<Option<_>>()?;
     if devices.first() != Some(&0) {
         return None;
     }
     // Minor to major: each step repeats what the steps before it make.
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<Stride> = Vec::new();
     let mut made = 1usize;
     while made < devices.len() {
         let stride = devices[made];
@@ -205,14 +209,14 @@ fn list(devices: &[i64]) -> Option<Vec<Step>> {
         if stride == 0 || copies == 1 {
             return None;
         }
-        steps.push(Step { size: copies as u64, stride });
+        steps.push(Stride { size: copies as u64, distance: stride });
         made = made.checked_mul(copies)?;
     }
     steps.reverse();
     (made == devices.len()).then_some(steps)
 }
 
-fn step(mesh: &MeshProto, axis: &AxisRefProto) -> Option<Step> {
+fn step(mesh: &MeshProto, axis: &AxisRefProto) -> Option<Stride> {
     let index = usize::try_from(axis.mesh_axis_index).ok()?;
     let positive = |size: i64| u64::try_from(size).ok().filter(|&size| size > 0);
     let whole = positive(mesh.axes.get(index)?.size)?;
@@ -223,5 +227,5 @@ fn step(mesh: &MeshProto, axis: &AxisRefProto) -> Option<Step> {
     };
     let covered = before.checked_mul(size)?;
     let stride = whole.is_multiple_of(covered).then(|| inner?.checked_mul(whole / covered))??;
-    Some(Step { size, stride })
+    Some(Stride { size, distance: stride })
 }

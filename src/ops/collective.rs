@@ -1,9 +1,10 @@
 //! Communication between devices: the ops of partitioned graphs, and of manual regions within others.
 //!
 //! A partitioned graph is the program of one device of a mesh, the same on all, with local shapes. In a manual region
-//! ([`ManualBorder`](super::ManualBorder)) it is so along some axes, and the partitioner splits values along the others. A collective runs
-//! within groups of devices that differ only in their positions along some mesh axes. The meanings are XLA's
-//! (`AllGather`, `ReduceScatter`, ... in its operation semantics), with groups given by axes instead of device lists.
+//! ([`ManualBorder`](super::ManualBorder)) it is so along some axes, and the partitioner splits values along the
+//! others. A collective runs within groups of devices that differ only in their positions along some mesh axes. The
+//! meanings are XLA's (`AllGather`, `ReduceScatter`, ... in its operation semantics), with groups given by axes instead
+//! of device lists.
 //!
 //! All-gather, all-reduce and reduce-scatter take any number of operands and give one result for each: one exchange
 //! that moves them all. In HLO it is that of all operands laid side by side: not every plugin takes more than one

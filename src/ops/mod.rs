@@ -29,6 +29,7 @@ mod group;
 mod identity;
 mod kernel;
 mod manual;
+mod opaque;
 mod parts;
 mod ragged;
 mod random;
@@ -79,6 +80,7 @@ pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use kernel::{KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules};
 pub use manual::{ManualBorder, Passage};
 pub use meshloom_hlo::ReduceKind;
+pub use opaque::{ForeignCode, Opaque};
 pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce};
@@ -340,6 +342,8 @@ op_table! {
         MoveTo,
         /// Gives a value a name that checkpoint policies refer to.
         Named,
+        /// An instruction that no other op is.
+        Opaque,
         /// Adds a border or holes.
         Pad,
         /// A matrix product whose rows belong to groups with matrices of their own.

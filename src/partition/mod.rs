@@ -10,6 +10,7 @@ mod error;
 mod fallback;
 mod ledger;
 mod linear;
+mod manual;
 mod parallel;
 mod plan;
 mod primitive;

@@ -45,8 +45,16 @@ impl<'a> Partitioning<'a, '_> {
             let spec = self.spec_at_hand(operand, shardings.spec(input));
             inputs.push((self.get(operand, &spec)?, spec));
         }
-        let mut inner =
-            Partitioning::new(self.mesh, body, shardings, self.builder, self.calls, self.fallbacks, &inputs);
+        let mut inner = Partitioning::new(
+            self.mesh,
+            body,
+            shardings,
+            self.builder,
+            self.calls,
+            self.fallbacks,
+            self.manual,
+            &inputs,
+        );
         inner.nodes()?;
         let mut outputs: Vec<Version> = Vec::new();
         for &output in body.outputs() {
@@ -73,8 +81,16 @@ impl<'a> Partitioning<'a, '_> {
             let local = TensorType { dtype: ty.dtype, dims: spec.local_dims(self.mesh, &ty.dims)? };
             versions.push((builder.input(local, PortInfo::default()), spec.clone()));
         }
-        let mut inner =
-            Partitioning::new(self.mesh, body, shardings, &mut builder, self.calls, self.fallbacks, &versions);
+        let mut inner = Partitioning::new(
+            self.mesh,
+            body,
+            shardings,
+            &mut builder,
+            self.calls,
+            self.fallbacks,
+            self.manual,
+            &versions,
+        );
         inner.nodes()?;
         let (mut outputs, mut specs) = (Vec::new(), Vec::new());
         for (index, &output) in body.outputs().iter().enumerate() {
@@ -159,7 +175,10 @@ impl<'a> Partitioning<'a, '_> {
                 let at_hand = self.first(operands[index]).into_iter().flat_map(|(_, spec)| spec.unreduced());
                 return at_hand.copied().filter(|axis| !used.contains(axis)).collect();
             }
-            self.mesh.axes().filter(|&axis| self.mesh.size(axis) > 1 && !used.contains(&axis)).collect()
+            let ends = [body.inputs()[index], body.outputs()[index - carries.start]];
+            let is_one = |axis| ends.iter().all(|&end| !self.manual.differs(body, end, axis));
+            let is_free = |&axis: &_| self.mesh.size(axis) > 1 && !used.contains(&axis) && is_one(axis);
+            self.mesh.axes().filter(is_free).collect()
         };
         let mut carried: Vec<Axes> = (0..carries.end).map(free).collect();
         while carried.iter().any(|axes| !axes.is_empty()) {

@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::linear::is_widening;
+use super::manual::ManualAxes;
 use super::plan::{Step, plan};
 use super::reshard::reshard;
 use super::{Fallback, PartitionError, shared, without};
@@ -39,7 +40,9 @@ pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Lo
         let local = TensorType { dtype: ty.dtype, dims: spec.local_dims(mesh, &ty.dims)? };
         inputs.push((builder.input(local, info.clone()), spec));
     }
-    let mut walk = Partitioning::new(mesh, graph, shardings, &mut builder, &mut calls, &mut fallbacks, &inputs);
+    let manual = ManualAxes::of(graph);
+    let mut walk =
+        Partitioning::new(mesh, graph, shardings, &mut builder, &mut calls, &mut fallbacks, &manual, &inputs);
     walk.nodes()?;
     let (mut outputs, mut ports) = (Vec::new(), graph.output_info().to_vec());
     for (&output, info) in graph.outputs().iter().zip(&mut ports) {
@@ -62,6 +65,7 @@ pub(super) struct Partitioning<'a, 'b> {
     pub(super) builder: &'b mut GraphBuilder,
     pub(super) calls: &'b mut Calls,
     pub(super) fallbacks: &'b mut Vec<Fallback>,
+    pub(super) manual: &'b ManualAxes,
     /// For each value of the global graph the versions that have been made of it, the first one first. Values that are
     /// made where they are needed (splats and iotas) have none.
     versions: Vec<SmallVec<[Version; 1]>>,
@@ -77,6 +81,7 @@ impl<'a, 'b> Partitioning<'a, 'b> {
         builder: &'b mut GraphBuilder,
         calls: &'b mut Calls,
         fallbacks: &'b mut Vec<Fallback>,
+        manual: &'b ManualAxes,
         inputs: &[Version],
     ) -> Partitioning<'a, 'b> {
         let mut versions = vec![SmallVec::new(); graph.value_count()];
@@ -86,7 +91,7 @@ impl<'a, 'b> Partitioning<'a, 'b> {
         let mut uses = vec![0; graph.value_count()];
         let read = graph.nodes().flat_map(|node| node.operands()).chain(graph.outputs());
         read.for_each(|value| uses[value.index()] += 1);
-        Partitioning { mesh, graph, shardings, builder, calls, fallbacks, versions, uses }
+        Partitioning { mesh, graph, shardings, builder, calls, fallbacks, manual, versions, uses }
     }
 
     pub(super) fn nodes(&mut self) -> Result<(), PartitionError> {

@@ -99,8 +99,9 @@ table! {
         While while_loop => [control::while_loop()],
         WithAxes with_axes => [sources::with_axes()],
     }
-    // The ops of partitioned graphs are tested in `tests/sharding/reshard.rs`.
-    elsewhere { AllGather AllReduce AllToAll AxisIndex CollectivePermute ReduceScatter }
+    // The ops of partitioned graphs are tested in `tests/sharding/reshard.rs`, those that only imported programs have
+    // in `tests/partition/foreign.rs`.
+    elsewhere { AllGather AllReduce AllToAll AxisIndex CollectivePermute ManualBorder Opaque ReduceScatter }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::cudnn;
 use super::mosaic::{self, Array};
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
 use super::number::{binary, compare, cumulate, identity, is_better, packed, round, unary};
+use super::opaque::opaque;
 use super::{ragged, windows};
 
 /// The results of an op, which have these types.
@@ -34,6 +35,7 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
         Op::Convolution(op) => vec![windows::convolution(op, operands, types[0])],
         Op::TopK(op) => top_k(op.k, operands[0], types),
         Op::Sort(op) => sort(op, operands),
+        Op::Opaque(op) => opaque(op, operands, types),
         Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         Op::AttentionGradient(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         Op::KernelCall(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),

@@ -19,6 +19,7 @@ pub mod mosaic;
 pub mod moves;
 mod noise;
 mod number;
+mod opaque;
 mod ragged;
 pub mod spmd;
 mod windows;

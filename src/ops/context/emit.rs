@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use meshloom_hlo::literal_proto;
-use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
+use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, ShapeProto};
 
 use crate::ir::{DType, GraphBuilder, Literal, OpError, Spec, TensorType, Value, Values};
 use crate::ops::{Group, ReduceKind, to_i64};
@@ -125,6 +125,9 @@ pub trait EmitContext: EmitCollectives {
         results: &[&TensorType],
         body: &EmitBody<'_>,
     ) -> ComputationId;
+
+    /// One of these computations of another module, with those that it calls, which stand before it.
+    fn foreign_computation(&mut self, computations: &[HloComputationProto], id: i64) -> ComputationId;
 
     /// The rule of an op that other ops can express: `definition` makes its results, whose instructions are written in
     /// its place.
