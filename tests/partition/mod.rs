@@ -5,6 +5,7 @@ mod collective_matmul;
 mod decoder_cases;
 mod experts;
 mod foreign;
+mod random_programs;
 mod head_loss;
 mod local_form;
 mod local_rewrites;

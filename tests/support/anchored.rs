@@ -65,7 +65,7 @@ fn agrees_with_xla(graph: &Graph, inputs: &[Literal], found: &[Literal]) {
 
 /// The distance by which rounding errors of one unit in the last place move a result: the largest of eight tries. A
 /// derivative of `tanh` where it is nearly 1 has few digits that mean something.
-fn spread(graph: &Graph, inputs: &[Literal], index: usize, expected: &[f64]) -> f64 {
+pub fn spread(graph: &Graph, inputs: &[Literal], index: usize, expected: &[f64]) -> f64 {
     let tries = (0..8).map(|seed| interpret_with_noise(graph, inputs, seed)[index].to_f64_vec());
     tries.map(|moved| relative_error(&moved, expected)).fold(0.0, f64::max)
 }
