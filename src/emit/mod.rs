@@ -419,7 +419,8 @@ impl<'o> Emitter<'o> {
             path if path.is_empty() => path,
             path => path + "/",
         });
-        let source = self.origin.location.map_or(("", 0), |location| (location.file(), location.line()));
+        let place = self.origin.place.map(|place| (place.file(), place.line()));
+        let source = place.as_ref().map_or(("", 0), |(file, line)| (&**file, *line));
         self.writer.set_metadata(Metadata { op_type: self.op_name, op_name: [phase, path, self.op_name], source });
     }
 

@@ -3,9 +3,8 @@
 //!
 //! Each op recognizes its own instructions, by a rule beside its emission. This module reads the instructions that
 //! hold others together (tuples and their elements, parameters) and those that state a sharding. Bytecode, StableHLO
-//! text and exports become HLO modules by `meshloom-hlo`.
-//!
-//! Source lines are those of another language, so that nodes keep scopes alone: the path in `op_name`.
+//! text and exports become HLO modules by `meshloom-hlo`. Nodes keep the scope, which is the path in `op_name`, and the
+//! line of the program that the module was made from.
 
 mod error;
 mod manual;
@@ -26,7 +25,7 @@ use smallvec::SmallVec;
 
 pub use error::{ForeignInstruction, ImportError};
 
-use crate::ir::{Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value, Values};
+use crate::ir::{Graph, GraphBuilder, Name, Origin, Place, PortInfo, Scope, TensorType, Value, Values};
 use crate::ops::{Group, ImportContext, Op, Recognize, Reshard};
 use shardings::{Constraints, Stated};
 
@@ -141,7 +140,7 @@ impl<'m> Importer<'m> {
             values.insert(parameter.id, (inputs, parameter));
         }
         for instruction in computation.instructions.iter().filter(|it| it.opcode != "parameter") {
-            builder.set_origin(Origin { scope: scope_of(instruction), ..Origin::default() });
+            builder.set_origin(self.origin(instruction));
             let made = self.instruction(instruction, &mut builder, &values)?;
             // The sharding of the root of the program is that of its results.
             let is_stated = instruction.sharding.is_some() && !(is_entry && instruction.id == computation.root_id);
@@ -263,6 +262,13 @@ impl<'m> Importer<'m> {
             op_name: op_name(instruction).to_owned(),
             source: self.sources.line(instruction).map(|line| line.to_string()),
         })
+    }
+
+    fn origin(&self, instruction: &'m HloInstructionProto) -> Origin {
+        let line =
+            self.sources.line(instruction).and_then(|source| Some((source.file, u32::try_from(source.line).ok()?)));
+        let place = line.map(|(file, line)| Place::Foreign { file: Name::new(file), line });
+        Origin { place, scope: scope_of(instruction), ..Origin::default() }
     }
 
     fn refused(&self, instruction: &'m HloInstructionProto, why: String) -> ImportError {

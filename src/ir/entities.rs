@@ -1,5 +1,6 @@
 //! Index types into a [`Graph`](super::Graph), and the origin of nodes.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
 use std::sync::{LazyLock, RwLock};
@@ -153,11 +154,53 @@ impl Phase {
     }
 }
 
+/// A line of the user's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// File, line and column of a call in Rust.
+    Rust(&'static Location<'static>),
+    /// A line of the program from which a module was made that has been imported.
+    Foreign {
+        /// The file, as the module names it.
+        file: Name,
+        /// The line.
+        line: u32,
+    },
+}
+
+impl Place {
+    /// The file.
+    pub fn file(self) -> Cow<'static, str> {
+        match self {
+            Place::Rust(location) => location.file().into(),
+            Place::Foreign { file, .. } => file.text().into(),
+        }
+    }
+
+    /// The number of the line, from 1 on.
+    pub fn line(self) -> u32 {
+        match self {
+            Place::Rust(location) => location.line(),
+            Place::Foreign { line, .. } => line,
+        }
+    }
+}
+
+/// `FILE:LINE`, and the column where it is known.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Rust(location) => location.fmt(f),
+            Place::Foreign { file, line } => write!(f, "{file}:{line}"),
+        }
+    }
+}
+
 /// The origin of a node: the user's source line, the scope path and the phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Origin {
-    /// File, line and column of the user's call; `None` for nodes no user wrote.
-    pub location: Option<&'static Location<'static>>,
+    /// The user's line; `None` for nodes no user wrote.
+    pub place: Option<Place>,
     /// Scope path at that call.
     pub scope: Scope,
     /// Forward, backward or recomputation.
@@ -167,12 +210,12 @@ pub struct Origin {
 impl Origin {
     /// The origin of a line of the user's, outside any scope.
     pub fn at(location: &'static Location<'static>) -> Origin {
-        Origin { location: Some(location), ..Origin::default() }
+        Origin { place: Some(Place::Rust(location)), ..Origin::default() }
     }
 
     /// The user's line as `file:line`, if a user wrote it.
     pub fn source(self) -> Option<String> {
-        self.location.map(|location| format!("{}:{}", location.file(), location.line()))
+        self.place.map(|place| format!("{}:{}", place.file(), place.line()))
     }
 
     /// The same origin in another phase.

@@ -151,10 +151,10 @@ impl std::error::Error for OpError {}
 /// Writes ` (in SCOPE, at FILE:LINE:COLUMN)`, as far as known.
 pub(crate) fn write_place(f: &mut fmt::Formatter<'_>, origin: Origin) -> fmt::Result {
     let scope = origin.scope.path();
-    match (scope.is_empty(), origin.location) {
+    match (scope.is_empty(), origin.place) {
         (true, None) => Ok(()),
         (false, None) => write!(f, " (in {scope})"),
-        (true, Some(location)) => write!(f, " (at {location})"),
-        (false, Some(location)) => write!(f, " (in {scope}, at {location})"),
+        (true, Some(place)) => write!(f, " (at {place})"),
+        (false, Some(place)) => write!(f, " (in {scope}, at {place})"),
     }
 }

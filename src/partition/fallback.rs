@@ -1,5 +1,6 @@
 //! Values that could not be split.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::ir::{Origin, TensorType};
@@ -7,8 +8,10 @@ use crate::ir::{Origin, TensorType};
 /// A value that every device was given a whole dimension of, because an op cannot work on its parts.
 #[derive(Clone, Debug)]
 pub struct Fallback {
-    /// Name of the op.
-    pub op: &'static str,
+    /// Name of the op; of an instruction that no op is, its opcode.
+    pub op: Cow<'static, str>,
+    /// Whether it is an instruction that no op is ([`Opaque`](crate::ops::Opaque)).
+    pub is_opaque: bool,
     /// Type of the whole value.
     pub ty: TensorType,
     /// The dimension joined.
@@ -28,7 +31,7 @@ impl Fallback {
 
 impl fmt::Display for Fallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fallback { op, ty, dim, axes, origin } = self;
+        let Fallback { op, ty, dim, axes, origin, .. } = self;
         write!(f, "`{op}` cannot work on parts of dimension {dim} of {ty}: it is gathered over {}", axes.join(","))?;
         write!(f, " ({} bytes on every device)", self.bytes())?;
         write_place(f, origin, ",")

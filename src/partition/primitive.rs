@@ -234,7 +234,11 @@ impl Partitioning<'_, '_> {
             if stuck && !lost.is_empty() {
                 let ty = self.graph.ty(value).clone();
                 let axes = self.mesh.names_of(&lost);
-                self.fallbacks.push(Fallback { op: node.op().name(), ty, dim, axes, origin: node.origin() });
+                let (op, is_opaque) = match node.op() {
+                    Op::Opaque(opaque) => (opaque.opcode.text().into(), true),
+                    op => (op.name().into(), false),
+                };
+                self.fallbacks.push(Fallback { op, is_opaque, ty, dim, axes, origin: node.origin() });
             }
         }
     }

@@ -274,7 +274,7 @@ fn loss_must_be_a_scalar() {
         let Err(error) = Function::trace("f", TensorSpec::new(dtype, dims), |x| grad(x, |x| x)) else {
             panic!("{dtype} {dims:?} must be refused");
         };
-        assert!(error.origin.location.is_some_and(|location| location.file().ends_with("autodiff.rs")));
+        assert!(error.origin.place.is_some_and(|location| location.file().ends_with("autodiff.rs")));
         let TraceErrorKind::Mismatch { found, .. } = error.kind else { panic!("{error}") };
         found
     };

@@ -188,7 +188,7 @@ impl Case {
                     let partitioned = partition(&propagated.graph, &propagated.mesh, &propagated.shardings);
                     mesh = Some(propagated.mesh);
                     let partitioned = partitioned.unwrap_or_else(|error| panic!("{}: {error}", self.place));
-                    fallbacks = partitioned.fallbacks.iter().map(|fallback| fallback.op).collect();
+                    fallbacks = partitioned.fallbacks.iter().map(|fallback| fallback.op.clone()).collect();
                     partitioned.graph
                 }
                 name => {

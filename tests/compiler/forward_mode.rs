@@ -277,7 +277,7 @@ fn functions_that_are_not_linear_are_refused() {
         let Err(error) = Function::trace("f", specs(&[&[3]]), trace) else { panic!("must be refused") };
         let TraceErrorKind::Op(error) = error.kind else { panic!("{error}") };
         let TypeError::NotLinear(reason) = error.error else { panic!("{error}") };
-        assert!(error.origin.location.is_some_and(|place| place.file().ends_with("forward_mode.rs")), "{error}");
+        assert!(error.origin.place.is_some_and(|place| place.file().ends_with("forward_mode.rs")), "{error}");
         format!("{}: {reason}", error.op)
     };
     let programs: &[fn(Tensor) -> Tensor] = &[

@@ -237,7 +237,7 @@ fn errors_of_parts_name_the_line_of_the_caller() {
     ];
     for (index, part) in wrong.iter().enumerate() {
         let error = Function::trace("f", x(), part).err().unwrap_or_else(|| panic!("part {index}"));
-        let location = error.origin.location.unwrap_or_else(|| panic!("{error} has no place"));
+        let location = error.origin.place.unwrap_or_else(|| panic!("{error} has no place"));
         assert!(location.file().ends_with("parts.rs"), "part {index}: {error}");
     }
 }

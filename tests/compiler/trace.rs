@@ -34,7 +34,7 @@ where
 {
     let Err(error) = trace(f) else { panic!("no error where expected: {expected}") };
     let (origin, message) = (error.origin, error.to_string());
-    let location = origin.location.unwrap_or_else(|| panic!("{message} has no place"));
+    let location = origin.place.unwrap_or_else(|| panic!("{message} has no place"));
     let place = format!("at {location})");
     assert!(message.ends_with(&place), "{message}");
     let line = include_str!("trace.rs").lines().nth(location.line() as usize - 1).expect("a line of this file");

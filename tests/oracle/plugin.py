@@ -21,11 +21,11 @@ DEVICES = 8
 TOLERANCE = 1e-5
 # Cargo leaves it in the second place when it builds the tests.
 PLACES = ["target/release/libmeshloom_plugin.so", "target/release/deps/libmeshloom_plugin.so"]
-NAMES = ["matmul", "scan", "shard_map", "in_part", "axis_order", "sorts", "complex", "one_device"]
+NAMES = ["matmul", "scan", "shard_map", "in_part", "axis_order", "sorts", "gathers", "complex", "one_device"]
 # Those of foreign_programs.py: train steps with manual regions, and others.
 STEPS = ["local_sgd", "moe", "pipeline", "scan_remat"]
 # Programs that meshloom does not partition.
-NOT_REPLACED = ["complex", "one_device"]
+NOT_REPLACED = ["gathers", "complex", "one_device"]
 
 
 def programs(folder):
@@ -80,7 +80,11 @@ def programs(folder):
         values, places = jax.lax.top_k(x, 3)
         pooled = jax.grad(lambda x: jnp.sum(jax.lax.reduce_window(
             x, -jnp.inf, jax.lax.max, (1, 2), (1, 2), "VALID") ** 2))(x)
-        return jnp.sort(x, axis=0), order, jnp.argmax(x, axis=0), jnp.argmin(x, axis=1), values, places, jnp.cumsum(x, 0), pooled
+        return jnp.sort(x, axis=1), order, jnp.argmin(x, axis=1), values, places, jnp.cumsum(x, 1), pooled
+
+    # Rows are split, and it is not known of a sort how to work on some of them.
+    def gathers(x):
+        return jnp.sort(x, axis=0)
 
     def fourier(x):
         return jnp.abs(jnp.fft.fft(x))
@@ -91,7 +95,7 @@ def programs(folder):
     swapped = put((32, 64), P(("model", "data")), 4)
     runs = {
         "matmul": (matmul, x, w), "scan": (scan, deep, x), "shard_map": (shifted, x), "in_part": (in_part, x, w),
-        "axis_order": (axis_order, swapped), "sorts": (sorts, x), "complex": (fourier, x), "one_device": (matmul, x, w),
+        "axis_order": (axis_order, swapped), "sorts": (sorts, x), "gathers": (gathers, x), "complex": (fourier, x), "one_device": (matmul, x, w),
     }
     one = jax.devices()[0]
     arrays, said = {}, {"version": jax.__version__, "devices": len(jax.devices())}
@@ -210,9 +214,7 @@ def main():
             if name in NOT_REPLACED:
                 check(f"{name}: what JAX says without and with the plugin's eyes", through_said[name], off_said[name])
             check(f"{name}: bytes of arguments", through_said[name]["arguments"], off_said[name]["arguments"])
-            # A dimension that is sorted along is gathered, and meshloom leaves it so where XLA splits it again.
-            if name != "sorts":
-                check(f"{name}: shardings", through_said[name]["shardings"], plain_said[name]["shardings"])
+            check(f"{name}: shardings", through_said[name]["shardings"], plain_said[name]["shardings"])
         for name, expected in plain.items():
             if name.rpartition("_")[0] in NOT_REPLACED:
                 numpy.testing.assert_array_equal(through[name], off[name], err_msg=name)

@@ -3,7 +3,7 @@
 use meshloom::Error;
 use meshloom::compile::{LowerOptions, lower_module};
 use meshloom::import::ImportError;
-use meshloom::partition::Ledger;
+use meshloom::partition::{Fallback, Ledger};
 use meshloom_hlo::proto::HloModuleProto;
 use prost::Message;
 use serde_json::{Value, json};
@@ -26,7 +26,11 @@ impl Rewrite for Partition {
         let summary = Some(Summary::of(&module));
         match partitioned(&module) {
             Ok(None) => Decision::PassedOn { reason: Reason::NoMesh, line: None, summary },
-            Ok(Some((code, report))) => {
+            Ok(Some(Outcome::Gathers(fallback))) => {
+                let (line, reason) = (fallback.origin.source(), Reason::Gathers(fallback.to_string()));
+                Decision::PassedOn { reason, line, summary }
+            }
+            Ok(Some(Outcome::Replaced(code, report))) => {
                 let options = [request.options_bytes, WITHOUT_SHARDY].concat();
                 Decision::Replaced(Replacement { format: Format::Hlo, code, options, report, summary })
             }
@@ -52,14 +56,25 @@ fn passed_on(error: &Error, summary: Option<Summary>) -> Decision {
     Decision::PassedOn { reason: Reason::Refused(error.to_string()), line, summary }
 }
 
-/// The partitioned module, with the parameters, results and donations of the given one, and what it sends; `None` for a
-/// module that names no mesh.
-fn partitioned(module: &HloModuleProto) -> Result<Option<(Vec<u8>, Value)>, Error> {
+/// What became of a program of several devices.
+enum Outcome {
+    /// The partitioned module, with the parameters, results and donations of the given one, and what it sends.
+    Replaced(Vec<u8>, Value),
+    /// The first value that is gathered for an instruction without an op.
+    Gathers(Fallback),
+}
+
+/// Partitions a module; `None` for one that splits nothing.
+fn partitioned(module: &HloModuleProto) -> Result<Option<Outcome>, Error> {
     let lowered = lower_module(module, &LowerOptions::default())?;
     let Some(local) = lowered.program.partitioned() else { return Ok(None) };
+    // XLA's partitioner may have a rule for it, and what it sends is not known here.
+    if let Some(fallback) = local.fallbacks.iter().find(|fallback| fallback.is_opaque) {
+        return Ok(Some(Outcome::Gathers(fallback.clone())));
+    }
     let mut replaced = lowered.module.decode()?;
     replaced.name.clone_from(&module.name);
     replaced.buffer_donor.clone_from(&module.buffer_donor);
     let moved = Ledger::of(&local.graph, &local.mesh).moved_bytes().ok();
-    Ok(Some((replaced.encode_to_vec(), json!({ "moved_bytes": moved }))))
+    Ok(Some(Outcome::Replaced(replaced.encode_to_vec(), json!({ "moved_bytes": moved }))))
 }

@@ -82,6 +82,9 @@ pub enum Reason {
     /// It has no mesh to be partitioned over.
     #[error("it names no mesh to partition it over")]
     NoMesh,
+    /// An instruction that is carried as it is would gather a value that XLA may leave split.
+    #[error("it would gather for an instruction that meshloom has no op for: {0}")]
+    Gathers(String),
     /// meshloom cannot import or partition it.
     #[error("{0}")]
     Refused(String),

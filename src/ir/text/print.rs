@@ -90,8 +90,8 @@ impl Printer<'_> {
             let origin = node.origin();
             // Writing to a string cannot fail.
             let _ = write!(self.text, "  // {}", origin.scope.path().replace('\n', " "));
-            if let Some(location) = origin.location {
-                let _ = write!(self.text, " {}:{}", location.file(), location.line());
+            if let Some(source) = origin.source() {
+                let _ = write!(self.text, " {source}");
             }
         }
         self.push("\n");
