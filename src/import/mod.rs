@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 pub use error::{ForeignInstruction, ImportError};
 
-use crate::ir::{Graph, GraphBuilder, Name, Origin, Place, PortInfo, Scope, TensorType, Value, Values};
+use crate::ir::{Graph, GraphBuilder, Name, Origin, PortInfo, Scope, TensorType, UserLine, Value, Values};
 use crate::ops::{Group, ImportContext, Op, Recognize, Reshard};
 use shardings::{Constraints, Stated};
 
@@ -267,7 +267,7 @@ impl<'m> Importer<'m> {
     fn origin(&self, instruction: &'m HloInstructionProto) -> Origin {
         let line =
             self.sources.line(instruction).and_then(|source| Some((source.file, u32::try_from(source.line).ok()?)));
-        let place = line.map(|(file, line)| Place::Foreign { file: Name::new(file), line });
+        let place = line.map(|(file, line)| UserLine::Foreign { file: Name::new(file), line });
         Origin { place, scope: scope_of(instruction), ..Origin::default() }
     }
 

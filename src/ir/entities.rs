@@ -156,7 +156,7 @@ impl Phase {
 
 /// A line of the user's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum UserLine {
     /// File, line and column of a call in Rust.
     Rust(&'static Location<'static>),
     /// A line of the program from which a module was made that has been imported.
@@ -168,30 +168,30 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl UserLine {
     /// The file.
     pub fn file(self) -> Cow<'static, str> {
         match self {
-            Place::Rust(location) => location.file().into(),
-            Place::Foreign { file, .. } => file.text().into(),
+            UserLine::Rust(location) => location.file().into(),
+            UserLine::Foreign { file, .. } => file.text().into(),
         }
     }
 
     /// The number of the line, from 1 on.
     pub fn line(self) -> u32 {
         match self {
-            Place::Rust(location) => location.line(),
-            Place::Foreign { line, .. } => line,
+            UserLine::Rust(location) => location.line(),
+            UserLine::Foreign { line, .. } => line,
         }
     }
 }
 
 /// `FILE:LINE`, and the column where it is known.
-impl fmt::Display for Place {
+impl fmt::Display for UserLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Rust(location) => location.fmt(f),
-            Place::Foreign { file, line } => write!(f, "{file}:{line}"),
+            UserLine::Rust(location) => location.fmt(f),
+            UserLine::Foreign { file, line } => write!(f, "{file}:{line}"),
         }
     }
 }
@@ -200,7 +200,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Origin {
     /// The user's line; `None` for nodes no user wrote.
-    pub place: Option<Place>,
+    pub place: Option<UserLine>,
     /// Scope path at that call.
     pub scope: Scope,
     /// Forward, backward or recomputation.
@@ -210,7 +210,7 @@ pub struct Origin {
 impl Origin {
     /// The origin of a line of the user's, outside any scope.
     pub fn at(location: &'static Location<'static>) -> Origin {
-        Origin { place: Some(Place::Rust(location)), ..Origin::default() }
+        Origin { place: Some(UserLine::Rust(location)), ..Origin::default() }
     }
 
     /// The user's line as `file:line`, if a user wrote it.

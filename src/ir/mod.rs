@@ -40,7 +40,7 @@ mod verify;
 pub(crate) use builder::ValueMap;
 pub use builder::{GraphBuilder, Values};
 pub(crate) use copy::{BodyCache, GraphCopy, Memo};
-pub use entities::{Name, Node, Origin, Phase, Place, Scope, Value};
+pub use entities::{Name, Node, Origin, Phase, Scope, UserLine, Value};
 pub(crate) use error::write_place;
 pub use error::{InternalError, OpError, TypeError};
 pub use graph::{AxisNames, Definition, Graph, NodeRef, PortInfo};

@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 use super::error::{TraceError, TraceErrorKind};
 use super::handle::Tensor;
 use crate::ir::{
-    AxisNames, DType, Definition, Graph, GraphBuilder, InternalError, OpError, Origin, Place, PortInfo, Scope,
-    TensorType, Value,
+    AxisNames, DType, Definition, Graph, GraphBuilder, InternalError, OpError, Origin, PortInfo, Scope, TensorType,
+    UserLine, Value,
 };
 use crate::ops::Op;
 
@@ -107,7 +107,7 @@ impl Body {
 impl Stack {
     fn origin(&self, place: Option<CallSite>) -> Origin {
         let scope = self.frames.last().map_or(Scope::ROOT, |frame| frame.scope);
-        Origin { place: self.place.or(place).map(Place::Rust), scope, ..Origin::default() }
+        Origin { place: self.place.or(place).map(UserLine::Rust), scope, ..Origin::default() }
     }
 
     fn fail(&mut self, error: TraceError) -> Tensor {

@@ -26,7 +26,7 @@ const MESHES: [(&str, usize); 6] =
 const SIZES: [usize; 6] = [4, 6, 8, 12, 16, 24];
 const ANNOTATIONS: [Annotation; 3] = [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed];
 
-/// A program under construction. What does not fit together is tried again with something else.
+/// A program under construction. An op that does not fit its operands is left out.
 struct Program<'a> {
     random: &'a mut Random,
     mesh: &'a Mesh,

@@ -56,7 +56,7 @@ fn passed_on(error: &Error, summary: Option<Summary>) -> Decision {
     Decision::PassedOn { reason: Reason::Refused(error.to_string()), line, summary }
 }
 
-/// What became of a program of several devices.
+/// The outcome for a program of several devices.
 enum Outcome {
     /// The partitioned module, with the parameters, results and donations of the given one, and what it sends.
     Replaced(Vec<u8>, Value),
