@@ -75,6 +75,19 @@ impl Shardings {
         Shardings { values, nodes: vec![Visited::default(); graph.node_count()], bodies: bodies.collect() }
     }
 
+    /// The spec that a constraint demands of an output, in the graph itself or in a function that it calls.
+    fn demand(&self, graph: &Graph, output: usize) -> Option<&KnownSpec> {
+        let value = *graph.outputs().get(output)?;
+        let entry = &self.values[value.index()];
+        if entry.closed && matches!(entry.origin, SpecOrigin::Constraint(_)) {
+            return Some(entry);
+        }
+        let node = graph.defining_node(value)?;
+        let Op::Call(call) = node.op() else { return None };
+        let result = node.results().position(|result| result == value)?;
+        self.bodies.get(&node.id)?.first()?.demand(&call.function, result)
+    }
+
     fn forget_visits(&mut self) {
         self.nodes.iter_mut().for_each(|visited| visited.time = 0);
         self.bodies.values_mut().flatten().for_each(Shardings::forget_visits);
@@ -176,7 +189,23 @@ fn seed(graph: &Graph, shardings: &mut Shardings) {
             shardings.values[node.result().index()] = entry;
         }
         if let Some(bodies) = shardings.bodies.get_mut(&node.id) {
-            node.op().regions().zip(bodies).for_each(|(body, shardings)| seed(body, shardings));
+            node.op().regions().zip(bodies.iter_mut()).for_each(|(body, shardings)| seed(body, shardings));
+            hold_carries(node, bodies);
+        }
+    }
+}
+
+/// Gives a carry the spec in which the body returns it, where that is a demand. A value from outside is brought into it
+/// once, and not in every iteration.
+fn hold_carries(node: NodeRef<'_>, bodies: &mut [Shardings]) {
+    let graphs: SmallVec<[&Graph; 2]> = node.op().regions().map(|body| &**body).collect();
+    for edge in node.op().edges().iter().filter(|edge| edge.is_carried()) {
+        let demanded = edge.outputs.iter().find_map(|port| bodies[port.region].demand(graphs[port.region], port.index));
+        let Some(demanded) = demanded else { continue };
+        let demanded = KnownSpec { origin: SpecOrigin::Through(node.id), ..demanded.clone() };
+        for port in &edge.inputs {
+            let input = graphs[port.region].inputs()[port.index];
+            bodies[port.region].values[input.index()] = demanded.clone();
         }
     }
 }
