@@ -25,6 +25,7 @@ pub use error::{ForeignInstruction, ImportError};
 use crate::ir::{Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value, Values};
 use crate::ops::{ImportContext, Op, Recognize, Reshard};
 use shardings::Constraints;
+pub(crate) use shardings::stated_spec;
 
 /// How deep computations may call each other. Their nesting is also one of this reader's calls.
 const NESTING: usize = 100;

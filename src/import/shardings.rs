@@ -43,11 +43,12 @@ impl Constraints {
         if own.len() != types.len() {
             return Err(format!("it has {} shardings for {} arrays", own.len(), types.len()));
         }
-        own.into_iter().zip(types).map(|(sharding, ty)| spec(sharding, ty, mesh)).collect()
+        own.into_iter().zip(types).map(|(sharding, ty)| stated_spec(sharding, ty, mesh)).collect()
     }
 }
 
-fn spec(sharding: &OpSharding, ty: &TensorType, mesh: &Mesh) -> Result<Option<Spec>, String> {
+/// The spec that a sharding is; none where it leaves the value open.
+pub(crate) fn stated_spec(sharding: &OpSharding, ty: &TensorType, mesh: &Mesh) -> Result<Option<Spec>, String> {
     match sharding.r#type() {
         Type::Unknown => return Ok(None),
         Type::Replicated => return Ok(Some(Spec::replicated(ty.rank()))),
