@@ -1,0 +1,222 @@
+//! The constraints that are tried, and those of them that are worth telling.
+
+use std::cmp::Reverse;
+
+use anyhow::Result;
+use indexmap::IndexSet;
+use meshloom::compile::{
+    ConstraintSite, ConstraintTrial, ConstraintTrials, DeviceFigures, SiteKind, constrained, constraint_sites,
+    shares_work,
+};
+use meshloom::ir::Spec;
+use meshloom_analysis::SlicedWhole;
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::HloModuleProto;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::differences::Difference;
+use super::sides::Compiler;
+use crate::collectives;
+use crate::input::Loaded;
+
+/// The most constraints that are told, and the most that XLA is asked about.
+const MOST_ADVICE: usize = 5;
+
+/// The most differences, and the most values of each, for which a constraint is looked for.
+const MOST_DIFFERENCES: usize = 6;
+const MOST_VALUES: usize = 2;
+
+/// What speaks for a constraint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Benefit {
+    /// A device sends less with it.
+    LessTraffic,
+    /// Devices share work that each did for itself.
+    SharedWork,
+    /// Meshloom sends no more with it, and XLA has a collective at this value that ours has not.
+    AsOurs,
+}
+
+/// A constraint that the program was partitioned with.
+#[derive(JsonSchema, Serialize)]
+pub struct Advice {
+    /// What it would be on: `input`, `result`, `stated` (in place of a constraint that the program has) or `value`.
+    pub on: &'static str,
+    /// What speaks for it.
+    pub benefit: Benefit,
+    /// The name of the instruction.
+    pub name: String,
+    /// The type of the value, with global dimensions.
+    pub tensor: String,
+    /// The scope path and op of its metadata.
+    pub op_name: String,
+    /// Its source line as `file:line`, if the module has it.
+    pub source: Option<String>,
+    /// The spec that the program states here, as a `PartitionSpec` of JAX; null if it states none.
+    pub stated: Option<String>,
+    /// The spec that was tried; null if the stated constraint was left out.
+    pub spec: Option<String>,
+    /// The figures of meshloom's program as it is.
+    pub before: Figures,
+    /// The figures of meshloom's program with the constraint.
+    pub after: Figures,
+    /// The bytes that a device sends with XLA's program as it is and with the constraint, both compiled here.
+    pub compiled: Option<[u64; 2]>,
+}
+
+/// The figures of a device.
+#[derive(Clone, Copy, JsonSchema, Serialize)]
+pub struct Figures {
+    /// The bytes that it sends.
+    pub moved_bytes: u64,
+    /// The bytes that it needs, estimated.
+    pub peak: u64,
+    /// The operations that it computes.
+    pub operations: u64,
+}
+
+impl From<DeviceFigures> for Figures {
+    fn from(DeviceFigures { moved_bytes, peak, operations }: DeviceFigures) -> Figures {
+        Figures { moved_bytes, peak, operations }
+    }
+}
+
+/// All trials of a program.
+#[derive(Default)]
+pub struct Tried {
+    pub advice: Vec<Advice>,
+    pub trials: usize,
+    pub compiled_in_vain: usize,
+    /// Whether nothing could be tried, since a loop runs an unknown number of times.
+    pub is_unknown: bool,
+    /// Whether there was more to try.
+    pub is_cut: bool,
+}
+
+/// A constraint that is worth telling.
+struct Candidate<'s> {
+    site: &'s ConstraintSite,
+    trial: ConstraintTrial,
+    benefit: Benefit,
+}
+
+impl Tried {
+    /// Tries constraints on a program, at most so many; where XLA differs first, then on what the program leaves open
+    /// or states itself, the largest values first.
+    pub fn of(
+        program: &Loaded,
+        mesh: &Mesh,
+        base: Option<DeviceFigures>,
+        (differences, sliced): (&[Difference], &[SlicedWhole]),
+        compiler: Option<&Compiler>,
+        most: usize,
+    ) -> Result<Tried> {
+        let Some(base) = base else { return Ok(Tried { is_unknown: true, ..Tried::default() }) };
+        let mut sites = constraint_sites(&program.module, mesh);
+        sites.sort_by_key(|site| Reverse(site.ty.byte_count()));
+        let mut trials = ConstraintTrials::new(&program.module, mesh, base, most);
+        let mut candidates: Vec<Candidate<'_>> = Vec::new();
+        let values = where_xla_differs(&sites, differences, sliced);
+        let others = (0..sites.len()).filter(|&at| sites[at].kind != SiteKind::Value && !values.contains(&at));
+        let mut is_cut = false;
+        for at in values.iter().copied().chain(others) {
+            if trials.is_over() {
+                is_cut = true;
+                break;
+            }
+            let site = &sites[at];
+            let Some(trial) = trials.search(site) else { continue };
+            let benefit = match (trial.figures, values.contains(&at)) {
+                (after, _) if after.moved_bytes < base.moved_bytes => Benefit::LessTraffic,
+                (after, _) if shares_work(base, after) => Benefit::SharedWork,
+                (_, true) => Benefit::AsOurs,
+                _ => continue,
+            };
+            candidates.push(Candidate { site, trial, benefit });
+        }
+        // The order of XLA's differences stays, and what is good for both comes first.
+        candidates.sort_by_key(|it| (it.benefit != Benefit::LessTraffic, it.trial.figures.moved_bytes));
+        let (advice, compiled_in_vain) = told(program, mesh, base, &candidates, compiler)?;
+        Ok(Tried { advice, trials: trials.count(), compiled_in_vain, is_unknown: false, is_cut })
+    }
+}
+
+/// Returns the numbers of the sites where XLA has a collective that ours has not, those with most bytes first.
+fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], sliced: &[SlicedWhole]) -> IndexSet<usize> {
+    let more = differences.iter().filter(|it| it.more_bytes.is_none_or(|bytes| bytes > 0));
+    let of_differences = more.map(|it| (it.op_name.as_str(), it.source.as_deref()));
+    let of_sliced = sliced.iter().map(|it| (it.op_name.as_str(), it.source.as_deref()));
+    let mut found = IndexSet::new();
+    for (op_name, source) in of_differences.chain(of_sliced).take(MOST_DIFFERENCES) {
+        let is_there = |site: &ConstraintSite| {
+            !op_name.is_empty() && site.op_name == op_name && (site.source.is_none() || site.source.as_deref() == source)
+        };
+        found.extend((0..sites.len()).filter(|&at| is_there(&sites[at])).take(MOST_VALUES));
+    }
+    found
+}
+
+/// Returns the constraints to tell, and how many XLA was asked about in vain.
+fn told(
+    program: &Loaded,
+    mesh: &Mesh,
+    base: DeviceFigures,
+    candidates: &[Candidate<'_>],
+    compiler: Option<&Compiler>,
+) -> Result<(Vec<Advice>, usize)> {
+    let (mut advice, mut in_vain) = (Vec::new(), 0);
+    let sent = |compiler: &Compiler, module: &HloModuleProto| -> Result<Option<u64>> {
+        Ok(collectives::of_module(&compiler.compile(program, module)?, program).moved_bounds().most)
+    };
+    let before = compiler.map(|compiler| sent(compiler, &program.module)).transpose()?.flatten();
+    for Candidate { site, trial, benefit } in candidates.iter().take(MOST_ADVICE) {
+        let compiled = match (compiler, before) {
+            (Some(compiler), Some(before)) => {
+                let module = constrained(&program.module, mesh, site, trial.spec.as_ref());
+                // XLA may refuse what meshloom takes; then nothing is known of its bytes.
+                match sent(compiler, &module).ok().flatten() {
+                    Some(after) if after < before => Some([before, after]),
+                    _ => {
+                        in_vain += 1;
+                        continue;
+                    }
+                }
+            }
+            _ => None,
+        };
+        advice.push(Advice {
+            on: match site.kind {
+                SiteKind::Input => "input",
+                SiteKind::Result => "result",
+                SiteKind::Stated => "stated",
+                SiteKind::Value => "value",
+            },
+            benefit: *benefit,
+            name: site.name.clone(),
+            tensor: site.ty.to_string(),
+            op_name: site.op_name.clone(),
+            source: site.source.clone(),
+            stated: site.spec.as_ref().map(|spec| partition_spec(spec, mesh)),
+            spec: trial.spec.as_ref().map(|spec| partition_spec(spec, mesh)),
+            before: base.into(),
+            after: trial.figures.into(),
+            compiled,
+        });
+    }
+    Ok((advice, in_vain))
+}
+
+/// Returns a spec as JAX writes it: `P(('data', 'fsdp'), None)`.
+fn partition_spec(spec: &Spec, mesh: &Mesh) -> String {
+    let dim = |axes: &meshloom::ir::Axes| {
+        let names: Vec<String> = mesh.names_of(axes).into_iter().map(|name| format!("'{name}'")).collect();
+        match names.as_slice() {
+            [] => "None".to_owned(),
+            [name] => name.clone(),
+            names => format!("({})", names.join(", ")),
+        }
+    };
+    format!("P({})", spec.dims().iter().map(dim).collect::<Vec<_>>().join(", "))
+}
