@@ -9,7 +9,7 @@ use meshloom_hlo::proto::op_sharding::Type;
 use meshloom_hlo::proto::{CustomCallApiVersion, HloInstructionProto, HloModuleProto, OpSharding};
 use meshloom_hlo::source::Sources;
 use meshloom_hlo::tensor_type;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::emit::Annotation;
 use crate::import::stated_spec;
@@ -43,6 +43,8 @@ pub struct ConstraintSite {
     pub source: Option<String>,
     /// The spec that the module states here.
     pub spec: Option<Spec>,
+    /// The number of the result that it is; `None` for any other value, and for a result with a sharding.
+    pub result: Option<usize>,
     /// The ids of the computation and of the instruction.
     at: (i64, i64),
 }
@@ -61,10 +63,11 @@ pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintS
         let Some(ty) = ty.filter(|_| seen.insert(at)) else { continue };
         let is_entry = computation == module.entry_computation_id;
         let stated = instruction.sharding.as_deref().filter(|it| it.r#type() != Type::Unknown);
+        let result = results.get(&instruction.id).copied().filter(|_| is_entry);
         let kind = match instruction.opcode.as_str() {
             "parameter" if is_entry && stated.is_none() => SiteKind::Input,
             "custom-call" if instruction.custom_call_target == "Sharding" => SiteKind::Stated,
-            _ if is_entry && results.contains(&instruction.id) => SiteKind::Result,
+            _ if result.is_some() => SiteKind::Result,
             // What is constrained already, and what can be made anywhere, needs no constraint.
             "parameter" | "constant" | "iota" | "broadcast" | "custom-call" => continue,
             _ => SiteKind::Value,
@@ -82,17 +85,18 @@ pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintS
             op_name: walk.op_name(step.place_number, instruction),
             source: sources.line(instruction).map(|line| line.to_string()),
             spec,
+            result: result.filter(|_| kind == SiteKind::Result),
             at,
         });
     }
     sites
 }
 
-/// Returns the ids of the results that have no sharding.
-fn open_results(module: &HloModuleProto) -> FxHashSet<i64> {
+/// Returns the results that have no sharding: the ids of their instructions, and their numbers.
+fn open_results(module: &HloModuleProto) -> FxHashMap<i64, usize> {
     let entry = module.computations.iter().find(|it| it.id == module.entry_computation_id);
     let root = entry.and_then(|entry| entry.instructions.iter().find(|it| it.id == entry.root_id));
-    let Some(root) = root else { return FxHashSet::default() };
+    let Some(root) = root else { return FxHashMap::default() };
     let is_open = |sharding: Option<&OpSharding>| sharding.is_none_or(|it| it.r#type() == Type::Unknown);
     let whole = root.sharding.as_deref();
     match root.opcode.as_str() {
@@ -101,9 +105,10 @@ fn open_results(module: &HloModuleProto) -> FxHashSet<i64> {
                 Some(sharding) if sharding.r#type() == Type::Tuple => sharding.tuple_shardings.get(at),
                 other => other,
             };
-            root.operand_ids.iter().enumerate().filter(|(at, _)| is_open(of_element(*at))).map(|(_, id)| *id).collect()
+            let open = root.operand_ids.iter().enumerate().filter(|(at, _)| is_open(of_element(*at)));
+            open.map(|(at, id)| (*id, at)).collect()
         }
-        _ => is_open(whole).then_some(root.id).into_iter().collect(),
+        _ => is_open(whole).then_some((root.id, 0)).into_iter().collect(),
     }
 }
 

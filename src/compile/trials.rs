@@ -1,12 +1,15 @@
 //! Constraints, tried one by one: the module is partitioned again with each of them.
 
 use meshloom_analysis::{CostOptions, Devices, cost, memory};
-use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 use meshloom_hlo::proto::HloModuleProto;
 
-use super::constrain::{ConstraintSite, SiteKind, constrained};
+use super::constrain::{ConstraintSite, SiteKind, constrained, constraint_sites};
 use super::{Error, LowerOptions, Lowered, lower_module};
 use crate::ir::Spec;
+
+/// The most mesh axes whose combinations are tried.
+const MOST_AXES: usize = 4;
 
 /// What one device does in a run of a partitioned program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,9 @@ pub struct ConstraintTrial {
 /// Tries constraints on a module, a bounded number of them.
 pub struct ConstraintTrials<'m> {
     module: &'m HloModuleProto,
+    /// The same with the specs of all results as they are, so that no constraint seems to save what the next reader of a
+    /// result would then pay.
+    pinned: HloModuleProto,
     mesh: &'m Mesh,
     base: DeviceFigures,
     left: usize,
@@ -53,10 +59,24 @@ pub struct ConstraintTrials<'m> {
 }
 
 impl<'m> ConstraintTrials<'m> {
-    /// Begins with a module, its mesh and what it does as it is; `most` is the number of times that it may be
-    /// partitioned again.
-    pub fn new(module: &'m HloModuleProto, mesh: &'m Mesh, base: DeviceFigures, most: usize) -> ConstraintTrials<'m> {
-        ConstraintTrials { module, mesh, base, left: most, count: 0 }
+    /// Begins with a module, the program that it is lowered to, its mesh and what that does; `most` is the number of
+    /// times that the module may be partitioned again.
+    pub fn new(
+        module: &'m HloModuleProto,
+        lowered: &Lowered,
+        mesh: &'m Mesh,
+        base: DeviceFigures,
+        most: usize,
+    ) -> ConstraintTrials<'m> {
+        let mut pinned = module.clone();
+        let results = lowered.graph().output_info();
+        for site in constraint_sites(module, mesh) {
+            let spec = site.result.and_then(|at| results.get(at)?.spec.as_ref());
+            if let Some(spec) = spec {
+                pinned = constrained(&pinned, mesh, &site, Some(spec));
+            }
+        }
+        ConstraintTrials { module, pinned, mesh, base, left: most, count: 0 }
     }
 
     /// Returns the number of programs that were partitioned.
@@ -69,52 +89,61 @@ impl<'m> ConstraintTrials<'m> {
         self.left == 0
     }
 
-    /// Looks for the spec of a site with which a device sends least, computing no more than without it. It adds one
-    /// mesh axis at a time to one dimension, as long as that sends no more; of an input, also as long as it shares out
-    /// the work. Returns `None` if no spec is as good as none.
+    /// Looks for the spec of a site with which a device sends least, computing no more than without it; of an input, also
+    /// for one that shares out the work. It splits one dimension at a time over some axes of the mesh, as long as that
+    /// is better than before. Returns `None` if no spec is as good as none.
     pub fn search(&mut self, site: &ConstraintSite) -> Option<ConstraintTrial> {
         let mut best: Option<ConstraintTrial> = None;
         let mut spec = site.spec.clone().unwrap_or_else(|| Spec::replicated(site.ty.rank()));
-        for _ in self.mesh.axes() {
-            let mut specs: Vec<Option<Spec>> = self.with_one_more(site, &spec).into_iter().map(Some).collect();
+        for _ in 0..site.ty.rank() {
+            let mut specs: Vec<Option<Spec>> = self.with_one_dim_more(site, &spec).into_iter().map(Some).collect();
             if site.kind == SiteKind::Stated && best.is_none() {
                 specs.push(None);
             }
-            let current = best.as_ref().map_or(self.base, |best| best.figures);
             let mut tried = Vec::new();
             for spec in specs {
                 let Some(figures) = self.measure(site, spec.as_ref()) else { continue };
                 tried.push(ConstraintTrial { spec, figures });
             }
-            let Some(next) = choose(site.kind, current, tried) else { break };
-            let is_left_out = next.spec.is_none();
-            spec = next.spec.clone().unwrap_or(spec);
-            best = Some(next);
-            if is_left_out {
+            let Some(next) = choose(site.kind, best.as_ref().map_or(self.base, |best| best.figures), tried) else { break };
+            let is_better = |best: &ConstraintTrial| {
+                let (old, new) = (best.figures, next.figures);
+                (new.moved_bytes, new.operations) != (old.moved_bytes, old.operations)
+            };
+            if !best.as_ref().is_none_or(is_better) {
                 break;
             }
+            let next_spec = next.spec.clone();
+            best = Some(next);
+            let Some(next_spec) = next_spec else { break };
+            spec = next_spec;
         }
         best
     }
 
-    /// The specs with one more axis on one dimension that it divides.
-    fn with_one_more(&self, site: &ConstraintSite, spec: &Spec) -> Vec<Spec> {
-        let unused = self.mesh.axes().filter(|axis| !spec.used_axes().any(|used| used == *axis));
-        let on_each = |axis| {
-            (0..site.ty.rank()).filter_map(move |dim| {
-                let parts = spec.part_count(self.mesh, dim) * self.mesh.size(axis);
-                let divides = site.ty.dims.get(dim).is_some_and(|size| *size > 0 && size.is_multiple_of(parts));
-                divides.then(|| spec.clone().with_dim(dim, spec.dim(dim).iter().copied().chain([axis])))
-            })
-        };
-        unused.flat_map(on_each).collect()
+    /// The specs with one dimension split over more axes, in their order in the mesh, that divide it.
+    fn with_one_dim_more(&self, site: &ConstraintSite, spec: &Spec) -> Vec<Spec> {
+        let unused: Vec<MeshAxis> =
+            self.mesh.axes().filter(|axis| !spec.used_axes().any(|used| used == *axis)).collect();
+        let mut specs = Vec::new();
+        for chosen in 1..1usize << unused.len().min(MOST_AXES) {
+            let axes = || unused.iter().enumerate().filter(move |(at, _)| chosen >> at & 1 == 1).map(|(_, axis)| *axis);
+            for (dim, &size) in site.ty.dims.iter().enumerate() {
+                let parts = axes().fold(spec.part_count(self.mesh, dim), |parts, axis| parts * self.mesh.size(axis));
+                if size > 0 && size.is_multiple_of(parts) {
+                    specs.push(spec.clone().with_dim(dim, spec.dim(dim).iter().copied().chain(axes())));
+                }
+            }
+        }
+        specs
     }
 
     /// Returns the figures with a constraint; `None` if it cannot be partitioned so, or if enough was tried.
     fn measure(&mut self, site: &ConstraintSite, spec: Option<&Spec>) -> Option<DeviceFigures> {
         self.left = self.left.checked_sub(1)?;
         self.count += 1;
-        let module = constrained(self.module, self.mesh, site, spec);
+        let module = if site.kind == SiteKind::Result { self.module } else { &self.pinned };
+        let module = constrained(module, self.mesh, site, spec);
         let lowered = lower_module(&module, &LowerOptions::default()).ok()?;
         DeviceFigures::of(&lowered).ok().flatten()
     }

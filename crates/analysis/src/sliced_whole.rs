@@ -3,7 +3,7 @@
 //! XLA's partitioner gets a value from one sharding to another this way where it knows no better one. It calls it
 //! "involuntary full rematerialization", and prints a warning without a line of the source. In the partitioned module,
 //! it is a gather (or a sum of pieces that are zero elsewhere) of which nothing is read but slices whose place follows
-//! from `partition-id`. A sum of which only slices are read is a reduce-scatter that was not made one.
+//! from `partition-id`. A sum of which only slices are read is a reduce-scatter that was not made one, or not yet.
 //!
 //! Values are followed through instructions that only move them and into fusions, and within one computation otherwise.
 
@@ -27,7 +27,10 @@ pub enum WholeBy {
     Gather,
     /// A sum of pieces that are zero but for the part of each device: the same.
     MaskedSum,
-    /// A sum of which each device needs a part: a reduce-scatter would send half.
+    /// A sum of which each device of the group keeps its own part. Later passes for TPU and GPU make a reduce-scatter of
+    /// it, which sends half.
+    ScatteredSum,
+    /// A sum over more devices than it is then split over, or of parts that overlap: it stays.
     Sum,
 }
 
@@ -87,6 +90,12 @@ fn passes(instruction: &HloInstructionProto) -> bool {
     PASSING.contains(&instruction.opcode.as_str())
 }
 
+/// Returns the number of elements of an array.
+fn elements(instruction: &HloInstructionProto) -> u64 {
+    let dimensions = instruction.shape.iter().flat_map(|shape| &shape.dimensions);
+    dimensions.fold(1, |product: u64, &size| product.saturating_mul(u64::try_from(size).unwrap_or(0)))
+}
+
 /// Returns the offsets of a slice of this value; none if the value is an offset itself.
 fn offsets(slice: &HloInstructionProto, value: i64) -> &[i64] {
     match slice.operand_ids.split_first() {
@@ -105,18 +114,27 @@ struct Search<'m, 'a> {
 impl<'a> Search<'_, 'a> {
     fn of(&self, entry: &ModuleCollective) -> Option<SlicedWhole> {
         let collective = self.computation.instructions().iter().find(|it| it.name == entry.name)?;
-        let by = match entry.kind {
-            Communication::Collective(CollectiveKind::AllGather) => WholeBy::Gather,
-            Communication::Collective(CollectiveKind::AllReduce) if self.is_masked(collective) => WholeBy::MaskedSum,
-            Communication::Collective(CollectiveKind::AllReduce) => WholeBy::Sum,
+        let is_gather = match entry.kind {
+            Communication::Collective(CollectiveKind::AllGather) => true,
+            Communication::Collective(CollectiveKind::AllReduce) => false,
             _ => return None,
         };
         let mut slices = Vec::new();
         if !self.only_sliced(collective, &mut slices) {
             return None;
         }
+        let slice = slices.first()?;
+        let (elements, elements_of_part) = (elements(collective), elements(slice));
+        let by = match is_gather {
+            true => WholeBy::Gather,
+            false if self.is_masked(collective) => WholeBy::MaskedSum,
+            false if entry.group_size.is_some_and(|size| elements_of_part.saturating_mul(size) == elements) => {
+                WholeBy::ScatteredSum
+            }
+            false => WholeBy::Sum,
+        };
         let shape = |it: &HloInstructionProto| it.shape.as_ref().map(|shape| print_shape(shape, Layouts::None));
-        let (whole, part) = (shape(collective)?, shape(slices.first()?)?);
+        let (whole, part) = (shape(collective)?, shape(slice)?);
         Some(SlicedWhole {
             by,
             whole,

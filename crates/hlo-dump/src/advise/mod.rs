@@ -8,9 +8,10 @@ mod print;
 mod sides;
 mod tried;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use meshloom::compile::{DeviceFigures, LowerOptions, lower_module};
 use meshloom_analysis::{SlicedWhole, sliced_wholes};
+use meshloom_hlo::source::op_name;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -72,12 +73,13 @@ struct Findings {
     differences: Vec<Difference>,
     sliced_wholes: Vec<SlicedWhole>,
     tried: Tried,
+    /// Whether the program says where its instructions come from.
+    has_scopes: bool,
 }
 
 pub fn run(arguments: &Advise, json: bool) -> Result<()> {
     let program = partition::unpartitioned(&arguments.input)?;
     let lowered = lower_module(&program.module, &LowerOptions::default()).with_context(|| program.name.clone())?;
-    let Some(mesh) = lowered.mesh().cloned() else { bail!("{}: the program has no mesh", program.name) };
     let base = DeviceFigures::of(&lowered)?;
     let ours = PartitionedSide::of(lowered.module.decode()?, None, &program)?;
     let other = Other::of(arguments, &program)?;
@@ -86,10 +88,12 @@ pub fn run(arguments: &Advise, json: bool) -> Result<()> {
     let differences = theirs.map(|theirs| differences(&ours, theirs)).unwrap_or_default();
     let sliced_wholes = theirs.map(|it| sliced_wholes(&it.module, &it.found)).unwrap_or_default();
     let compiler = other.as_ref().and_then(|other| other.compiler.as_ref());
-    let tried = Tried::of(&program, &mesh, base, (&differences, &sliced_wholes), compiler, arguments.trials)?;
+    let tried = Tried::of(&program, (&lowered, base), (&differences, &sliced_wholes), compiler, arguments.trials)?;
     let peak_theirs = theirs.filter(|it| it.memory.form == ours.memory.form).map(|it| it.memory.peak);
     let peak = ours.memory.peak;
-    let found = Findings { by_kind, all, peak, peak_theirs, differences, sliced_wholes, tried };
+    let mut instructions = program.module.computations.iter().flat_map(|it| &it.instructions);
+    let has_scopes = instructions.any(|it| op_name(it).contains('/'));
+    let found = Findings { by_kind, all, peak, peak_theirs, differences, sliced_wholes, tried, has_scopes };
     let against = other.as_ref().map(|other| other.name.as_str());
     if json {
         let answer = Answer {

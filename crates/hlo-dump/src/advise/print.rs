@@ -25,6 +25,9 @@ pub fn print(program: &Loaded, other: Option<&Other>, found: &Findings, limit: u
         (Some(_), None) => "; XLA's module is compiled, so its peak is estimated in another way".to_owned(),
     };
     line(&format!("{} at the peak with ours{of_theirs}, estimated", output::bytes(found.peak)));
+    if !found.has_scopes {
+        line(&paint(DIM, "the program has no scopes; `lowered.as_text(debug_info=True)` has them, and source lines"));
+    }
     if other.is_some() {
         print_differences(&found.differences, limit);
         print_sliced(&found.sliced_wholes, limit);
@@ -35,6 +38,7 @@ pub fn print(program: &Loaded, other: Option<&Other>, found: &Findings, limit: u
 fn print_sums(by_kind: &[KindSums], all: &KindSums) {
     let times = |moved: &Moved| output::bounds_of_count(moved.executions());
     let sent = |moved: &Moved| output::bounds_of_bytes(moved.moved_bytes());
+    let ratio = |ratio: f64| format!("{ratio:.3}");
     let theirs = |sums: &KindSums, text: &dyn Fn(&Moved) -> String| sums.theirs.as_ref().map(text).unwrap_or_default();
     let table = Table::of(by_kind.iter().chain([all]))
         .text("collective", |sums| sums.kind)
@@ -43,7 +47,7 @@ fn print_sums(by_kind: &[KindSums], all: &KindSums) {
         .number("bytes sent", |sums| sent(&sums.ours))
         .number("XLA's, times", |sums| theirs(sums, &times))
         .number("bytes sent", |sums| theirs(sums, &sent))
-        .number("ratio", |sums| sums.ratio.map_or(String::new(), |ratio| format!("{ratio:.3}")));
+        .number("ratio", |sums| sums.ratio.filter(|_| sums.kind == all.kind).map_or(String::new(), ratio));
     output::table(table, 0);
 }
 
@@ -82,7 +86,8 @@ fn print_sliced(sliced: &[SlicedWhole], limit: usize) {
     let by = |it: &&SlicedWhole| match it.by {
         WholeBy::Gather => "gathered",
         WholeBy::MaskedSum => "gathered by a sum",
-        WholeBy::Sum => "summed whole",
+        WholeBy::Sum => "summed",
+        WholeBy::ScatteredSum => "summed, to be scattered",
     };
     let axes = |it: &&SlicedWhole| {
         let axes = it.axes.iter().flatten().map(ToString::to_string);
@@ -97,11 +102,11 @@ fn print_sliced(sliced: &[SlicedWhole], limit: usize) {
         .number("bytes sent", |it| output::amount_of_bytes(it.moved_bytes))
         .flexible("where from", |it| output::whence(it.source.as_deref(), &it.op_name));
     output::table(table, limit);
-    if sliced.iter().any(|it| it.by != WholeBy::Sum) {
-        line(&paint(WARN, "a gather of this kind is XLA's involuntary full rematerialization"));
+    if sliced.iter().any(|it| matches!(it.by, WholeBy::Gather | WholeBy::MaskedSum)) {
+        line(&paint(WARN, "a value that is gathered so is XLA's involuntary full rematerialization"));
     }
-    if sliced.iter().any(|it| it.by == WholeBy::Sum) {
-        line(&paint(DIM, "later passes for TPU and GPU make a reduce-scatter of a sum that is sliced over the same axes"));
+    if sliced.iter().any(|it| it.by == WholeBy::ScatteredSum) {
+        line(&paint(DIM, "later passes for TPU and GPU make a reduce-scatter of a sum that is to be scattered"));
     }
 }
 
@@ -160,7 +165,7 @@ fn print_one(advice: &Advice, is_compared: bool) {
         ours += &format!(", and computes {less} operations instead of {more}");
     }
     if advice.benefit == Benefit::AsOurs && is_compared {
-        ours += "; it is what ours does here anyway, and XLA does not";
+        ours += "; XLA has a collective here that ours has not";
     }
     line(&ours);
     if let Some([before, after]) = advice.compiled {

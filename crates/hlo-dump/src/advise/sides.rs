@@ -97,8 +97,9 @@ impl Other {
         match (&arguments.against, &arguments.target) {
             (Some(path), _) => {
                 let reading = Reading { mesh: None, set: Vec::new(), function: None, ..arguments.input.reading.clone() };
-                let against = load_path(path, &reading)?;
+                let mut against = load_path(path, &reading)?;
                 check(&against, program)?;
+                against.mesh = against.mesh.or_else(|| program.mesh.clone());
                 let title = against.title();
                 let memory = memory::of(&against)?;
                 let side = PartitionedSide::of(against.module, Some(memory), program)?;

@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use anyhow::Result;
 use indexmap::IndexSet;
 use meshloom::compile::{
-    ConstraintSite, ConstraintTrial, ConstraintTrials, DeviceFigures, SiteKind, constrained, constraint_sites,
+    ConstraintSite, ConstraintTrial, ConstraintTrials, DeviceFigures, Lowered, SiteKind, constrained, constraint_sites,
     shares_work,
 };
 use meshloom::ir::Spec;
-use meshloom_analysis::SlicedWhole;
+use meshloom_analysis::{SlicedWhole, WholeBy};
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProto;
 use schemars::JsonSchema;
@@ -107,16 +107,16 @@ impl Tried {
     /// or states itself, the largest values first.
     pub fn of(
         program: &Loaded,
-        mesh: &Mesh,
-        base: Option<DeviceFigures>,
+        (lowered, base): (&Lowered, Option<DeviceFigures>),
         (differences, sliced): (&[Difference], &[SlicedWhole]),
         compiler: Option<&Compiler>,
         most: usize,
     ) -> Result<Tried> {
+        let Some(mesh) = lowered.mesh() else { return Ok(Tried::default()) };
         let Some(base) = base else { return Ok(Tried { is_unknown: true, ..Tried::default() }) };
         let mut sites = constraint_sites(&program.module, mesh);
         sites.sort_by_key(|site| Reverse(site.ty.byte_count()));
-        let mut trials = ConstraintTrials::new(&program.module, mesh, base, most);
+        let mut trials = ConstraintTrials::new(&program.module, lowered, mesh, base, most);
         let mut candidates: Vec<Candidate<'_>> = Vec::new();
         let values = where_xla_differs(&sites, differences, sliced);
         let others = (0..sites.len()).filter(|&at| sites[at].kind != SiteKind::Value && !values.contains(&at));
@@ -145,7 +145,12 @@ impl Tried {
 
 /// Returns the numbers of the sites where XLA has a collective that ours has not, those with most bytes first.
 fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], sliced: &[SlicedWhole]) -> IndexSet<usize> {
-    let more = differences.iter().filter(|it| it.more_bytes.is_none_or(|bytes| bytes > 0));
+    // What later passes scatter is no difference that a constraint could mend.
+    let (scattered, sliced): (Vec<_>, Vec<_>) = sliced.iter().partition(|it| it.by == WholeBy::ScatteredSum);
+    let is_scattered = |it: &&Difference| {
+        it.kind == "all-reduce" && scattered.iter().any(|sum| sum.op_name == it.op_name && sum.source == it.source)
+    };
+    let more = differences.iter().filter(|it| it.more_bytes.is_none_or(|bytes| bytes > 0) && !is_scattered(it));
     let of_differences = more.map(|it| (it.op_name.as_str(), it.source.as_deref()));
     let of_sliced = sliced.iter().map(|it| (it.op_name.as_str(), it.source.as_deref()));
     let mut found = IndexSet::new();
