@@ -20,7 +20,7 @@ use crate::ir::{Spec, TensorType};
 pub enum SiteKind {
     /// A parameter without a sharding: every device has it whole.
     Input,
-    /// A result without a sharding.
+    /// A result without a sharding, in a buffer of its own.
     Result,
     /// A constraint that the module states; another would be in its place.
     Stated,
@@ -54,6 +54,9 @@ pub struct ConstraintSite {
 pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintSite> {
     let (walk, sources) = (Walk::of(module), Sources::of(module));
     let results = open_results(module);
+    let aliases = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
+    let number = |index: &[i64]| index.first().map_or(Some(0), |&first| usize::try_from(first).ok());
+    let donated: FxHashSet<usize> = aliases.filter_map(|entry| number(&entry.output_shape_index)).collect();
     let mut seen = FxHashSet::default();
     let mut sites = Vec::new();
     for step in walk.steps() {
@@ -64,10 +67,12 @@ pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintS
         let is_entry = computation == module.entry_computation_id;
         let stated = instruction.sharding.as_deref().filter(|it| it.r#type() != Type::Unknown);
         let result = results.get(&instruction.id).copied().filter(|_| is_entry);
+        let is_donated = result.is_some_and(|result| donated.contains(&result));
         let kind = match instruction.opcode.as_str() {
             "parameter" if is_entry && stated.is_none() => SiteKind::Input,
             "custom-call" if instruction.custom_call_target == "Sharding" => SiteKind::Stated,
-            _ if result.is_some() => SiteKind::Result,
+            // A result that replaces a parameter is to be split as that one is.
+            _ if result.is_some() && !is_donated => SiteKind::Result,
             // What is constrained already, and what can be made anywhere, needs no constraint.
             "parameter" | "constant" | "iota" | "broadcast" | "custom-call" => continue,
             _ => SiteKind::Value,
@@ -85,7 +90,7 @@ pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintS
             op_name: walk.op_name(step.place_number, instruction),
             source: sources.line(instruction).map(|line| line.to_string()),
             spec,
-            result: result.filter(|_| kind == SiteKind::Result),
+            result,
             at,
         });
     }

@@ -22,9 +22,9 @@ pub fn print(program: &Loaded, other: Option<&Other>, found: &Findings, limit: u
     let of_theirs = match (other, found.peak_theirs) {
         (None, _) => String::new(),
         (Some(_), Some(peak)) => format!(", and {} with XLA's", output::bytes(peak)),
-        (Some(_), None) => "; XLA's module is compiled, so its peak is estimated in another way".to_owned(),
+        (Some(_), None) => "; XLA's module is compiled, which makes its peak another one".to_owned(),
     };
-    line(&format!("{} at the peak with ours{of_theirs}, estimated", output::bytes(found.peak)));
+    line(&format!("estimated peak: {} with ours{of_theirs}", output::bytes(found.peak)));
     if !found.has_scopes {
         line(&paint(DIM, "the program has no scopes; `lowered.as_text(debug_info=True)` has them, and source lines"));
     }
@@ -120,7 +120,7 @@ fn print_advice(tried: &Tried, is_compiled: bool, is_compared: bool) {
     let vain = match tried.compiled_in_vain {
         0 => String::new(),
         count => {
-            format!("; XLA compiled the program with {} and sends no less", output::plural(count as u64, "of them"))
+            format!("; XLA was asked about {count} more and sends no less with them")
         }
     };
     if tried.advice.is_empty() {

@@ -22,6 +22,7 @@ use crate::input::Loaded;
 
 /// The most constraints that are told, and the most that XLA is asked about.
 const MOST_ADVICE: usize = 5;
+const MOST_COMPILED: usize = 12;
 
 /// The most differences, and the most values of each, for which a constraint is looked for.
 const MOST_DIFFERENCES: usize = 6;
@@ -151,14 +152,20 @@ fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], slice
         it.kind == "all-reduce" && scattered.iter().any(|sum| sum.op_name == it.op_name && sum.source == it.source)
     };
     let more = differences.iter().filter(|it| it.more_bytes.is_none_or(|bytes| bytes > 0) && !is_scattered(it));
-    let of_differences = more.map(|it| (it.op_name.as_str(), it.source.as_deref()));
-    let of_sliced = sliced.iter().map(|it| (it.op_name.as_str(), it.source.as_deref()));
+    let of_differences = more.map(|it| (it.op_name.as_str(), it.source.as_deref(), it.tensor.as_str()));
+    let of_sliced = sliced.iter().map(|it| (it.op_name.as_str(), it.source.as_deref(), it.whole.as_str()));
     let mut found = IndexSet::new();
-    for (op_name, source) in of_differences.chain(of_sliced).take(MOST_DIFFERENCES) {
+    for (op_name, source, tensor) in of_differences.chain(of_sliced).take(MOST_DIFFERENCES) {
         let is_there = |site: &ConstraintSite| {
             !op_name.is_empty() && site.op_name == op_name && (site.source.is_none() || site.source.as_deref() == source)
         };
-        found.extend((0..sites.len()).filter(|&at| is_there(&sites[at])).take(MOST_VALUES));
+        let mut there: Vec<usize> = (0..sites.len()).filter(|&at| is_there(&sites[at])).collect();
+        // The shape tells apart the products of one line. What XLA moves may also be a part of the value.
+        let is_whole = |at: &usize| sites[*at].ty.to_string() == tensor;
+        if there.iter().any(is_whole) {
+            there.retain(is_whole);
+        }
+        found.extend(there.into_iter().take(MOST_VALUES));
     }
     found
 }
@@ -176,7 +183,8 @@ fn told(
         Ok(collectives::of_module(&compiler.compile(program, module)?, program).moved_bounds().most)
     };
     let before = compiler.map(|compiler| sent(compiler, &program.module)).transpose()?.flatten();
-    for Candidate { site, trial, benefit } in candidates.iter().take(MOST_ADVICE) {
+    let most = if compiler.is_some() { MOST_COMPILED } else { MOST_ADVICE };
+    for Candidate { site, trial, benefit } in candidates.iter().take(most) {
         let compiled = match (compiler, before) {
             (Some(compiler), Some(before)) => {
                 let module = constrained(&program.module, mesh, site, trial.spec.as_ref());
@@ -210,6 +218,8 @@ fn told(
             compiled,
         });
     }
+    advice.sort_by_key(|it| it.compiled.map(|[_, after]| after));
+    advice.truncate(MOST_ADVICE);
     Ok((advice, in_vain))
 }
 
