@@ -119,12 +119,7 @@ fn open_results(module: &HloModuleProto) -> FxHashMap<i64, usize> {
 
 /// Returns the module with a spec at a site; without a spec, a stated constraint asks for nothing.
 #[must_use]
-pub fn constrained(
-    module: &HloModuleProto,
-    mesh: &Mesh,
-    site: &ConstraintSite,
-    spec: Option<&Spec>,
-) -> HloModuleProto {
+pub fn constrained(module: &HloModuleProto, mesh: &Mesh, site: &ConstraintSite, spec: Option<&Spec>) -> HloModuleProto {
     let annotation = match &module.frontend_attributes {
         Some(attributes) if attributes.map.contains_key("xla.sdy.meshes") => Annotation::ShardyAttributes,
         _ => Annotation::Tiles,

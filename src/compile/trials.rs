@@ -105,7 +105,9 @@ impl<'m> ConstraintTrials<'m> {
                 let Some(figures) = self.measure(site, spec.as_ref()) else { continue };
                 tried.push(ConstraintTrial { spec, figures });
             }
-            let Some(next) = choose(site.kind, best.as_ref().map_or(self.base, |best| best.figures), tried) else { break };
+            let Some(next) = choose(site.kind, best.as_ref().map_or(self.base, |best| best.figures), tried) else {
+                break;
+            };
             let is_better = |best: &ConstraintTrial| {
                 let (old, new) = (best.figures, next.figures);
                 (new.moved_bytes, new.operations) != (old.moved_bytes, old.operations)

@@ -98,7 +98,10 @@ fn sums_that_are_sliced_are_told_apart() {
 fn a_value_that_is_gathered_and_sliced_is_found() {
     let found = sliced(WHOLE_THEN_SLICED);
     // The gather has another reader, which needs all of it.
-    assert_eq!(found.iter().map(|it| (it.by, it.op_name.as_str())).collect::<Vec<_>>(), [(WholeBy::MaskedSum, "jit(f)/masked")]);
+    assert_eq!(
+        found.iter().map(|it| (it.by, it.op_name.as_str())).collect::<Vec<_>>(),
+        [(WholeBy::MaskedSum, "jit(f)/masked")]
+    );
     let found = sliced(&WHOLE_THEN_SLICED.replace("all-reduce(moved)", "all-reduce(zeros)"));
     let by: Vec<WholeBy> = found.iter().map(|it| it.by).collect();
     assert_eq!(by, [WholeBy::Gather, WholeBy::MaskedSum]);
@@ -116,9 +119,12 @@ fn an_input_that_is_left_open_is_tried() {
     let advice = &found["advice"][0];
     assert_eq!((&advice["on"], &advice["benefit"]), (&"input".into(), &"shared_work".into()), "{found}");
     assert_eq!(advice["spec"], "P('data', None)");
-    assert_eq!(advice["before"]["operations"].as_u64().expect("a number"), 4 * advice["after"]["operations"].as_u64().expect("a number"));
+    assert_eq!(
+        advice["before"]["operations"].as_u64().expect("a number"),
+        4 * advice["after"]["operations"].as_u64().expect("a number")
+    );
     assert!(found["against"].is_null());
-    let text = String::from_utf8(with_input(&["advise", "-"], OPEN.as_bytes()).out.into_bytes()).expect("text");
+    let text = with_input(&["advise", "-"], OPEN.as_bytes()).out;
     assert!(text.contains("in_shardings P('data', None)") && text.contains("--against FILE"), "{text}");
     // What is not tried is not told.
     let none = with_input(&["advise", "-", "--trials", "0"], OPEN.as_bytes()).out;
@@ -127,7 +133,8 @@ fn an_input_that_is_left_open_is_tried() {
 
 #[test]
 fn what_cannot_be_compared_is_refused() {
-    let (program, partitioned) = ("tests/foreign/lowered/fsdp_mlp.stablehlo.txt", "tests/foreign/fsdp_mlp.partitioned.txt");
+    let (program, partitioned) =
+        ("tests/foreign/lowered/fsdp_mlp.stablehlo.txt", "tests/foreign/fsdp_mlp.partitioned.txt");
     check_refused(&["advise", partitioned], "give what comes before XLA's partitioner");
     check_refused(&["advise", program, "--against", program], "not partitioned yet");
     check_refused(&["advise", program, "--against", "examples/configs/default.toml"], "a run config is no program");

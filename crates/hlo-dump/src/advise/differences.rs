@@ -102,9 +102,9 @@ fn drop_moved(groups: &mut IndexMap<Key, Pair>, bytes: &impl Fn(&Pair) -> [Optio
             _ => None,
         };
     }
-    groups.retain(|(_, kind, axes), _| {
-        !matches!(sums.get(&(*kind, axes.clone())), Some(Some([own, other])) if own == other)
-    });
+    groups.retain(
+        |(_, kind, axes), _| !matches!(sums.get(&(*kind, axes.clone())), Some(Some([own, other])) if own == other),
+    );
 }
 
 /// Returns the scopes of a collective without those that only one of the compilers keeps: calls of functions that JAX

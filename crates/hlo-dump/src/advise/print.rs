@@ -120,7 +120,7 @@ fn print_advice(tried: &Tried, is_compiled: bool, is_compared: bool) {
     let vain = match tried.compiled_in_vain {
         0 => String::new(),
         count => {
-            format!("; XLA was asked about {count} more and sends no less with them")
+            format!("; XLA was asked about {count}, and sends no less with one of them alone")
         }
     };
     if tried.advice.is_empty() {
@@ -130,8 +130,14 @@ fn print_advice(tried: &Tried, is_compiled: bool, is_compared: bool) {
     for advice in &tried.advice {
         print_one(advice, is_compared);
     }
+    if let Some(Advice { compiled: Some([before, after]), together: true, .. }) = tried.advice.first() {
+        line(&format!("XLA sends {} with all of them, compiled again", change(*before, *after)));
+    }
     if !is_compiled {
-        line(&paint(DIM, "ours was partitioned again with each; XLA may decide otherwise, which --target TARGET tells"));
+        line(&paint(
+            DIM,
+            "ours was partitioned again with each; XLA may decide otherwise, which --target TARGET tells",
+        ));
     }
 }
 
@@ -150,10 +156,6 @@ fn print_one(advice: &Advice, is_compared: bool) {
     let at = if whence.is_empty() { String::new() } else { format!(" at {whence}") };
     line(&format!("{how} {spec}"));
     line(&format!("  on {} %{}{at}", advice.tensor, advice.name));
-    let change = |before: u64, after: u64| match before == after {
-        true => format!("{} as before", output::bytes(after)),
-        false => format!("{} instead of {}", output::bytes(after), output::bytes(before)),
-    };
     let (before, after) = (advice.before, advice.after);
     let mut ours = format!(
         "  ours sends {}, and holds {}",
@@ -168,7 +170,15 @@ fn print_one(advice: &Advice, is_compared: bool) {
         ours += "; XLA has a collective here that ours has not";
     }
     line(&ours);
-    if let Some([before, after]) = advice.compiled {
+    if let Some([before, after]) = advice.compiled.filter(|_| !advice.together) {
         line(&format!("  XLA sends {}, compiled again", change(before, after)));
+    }
+}
+
+/// Returns `4.50 KiB instead of 6.00 KiB`.
+fn change(before: u64, after: u64) -> String {
+    match before == after {
+        true => format!("{} as before", output::bytes(after)),
+        false => format!("{} instead of {}", output::bytes(after), output::bytes(before)),
     }
 }

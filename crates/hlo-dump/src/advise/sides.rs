@@ -96,7 +96,8 @@ impl Other {
     pub fn of(arguments: &Advise, program: &Loaded) -> Result<Option<Other>> {
         match (&arguments.against, &arguments.target) {
             (Some(path), _) => {
-                let reading = Reading { mesh: None, set: Vec::new(), function: None, ..arguments.input.reading.clone() };
+                let reading =
+                    Reading { mesh: None, set: Vec::new(), function: None, ..arguments.input.reading.clone() };
                 let mut against = load_path(path, &reading)?;
                 check(&against, program)?;
                 against.mesh = against.mesh.or_else(|| program.mesh.clone());

@@ -65,6 +65,8 @@ pub struct Advice {
     pub after: Figures,
     /// The bytes that a device sends with XLA's program as it is and with the constraint, both compiled here.
     pub compiled: Option<[u64; 2]>,
+    /// Whether XLA was given all of these constraints together, because none of them alone makes it send less.
+    pub together: bool,
 }
 
 /// The figures of a device.
@@ -130,7 +132,7 @@ impl Tried {
             let site = &sites[at];
             let Some(trial) = trials.search(site) else { continue };
             let benefit = match (trial.figures, values.contains(&at)) {
-                (after, _) if after.moved_bytes < base.moved_bytes => Benefit::LessTraffic,
+                (after, _) if is_clearly_less(base.moved_bytes, after.moved_bytes) => Benefit::LessTraffic,
                 (after, _) if shares_work(base, after) => Benefit::SharedWork,
                 (_, true) => Benefit::AsOurs,
                 _ => continue,
@@ -142,6 +144,11 @@ impl Tried {
         let (advice, compiled_in_vain) = told(program, mesh, base, &candidates, compiler)?;
         Ok(Tried { advice, trials: trials.count(), compiled_in_vain, is_unknown: false, is_cut })
     }
+}
+
+/// Whether a device sends at least a hundredth less.
+fn is_clearly_less(before: u64, after: u64) -> bool {
+    after.saturating_mul(100) <= before.saturating_mul(99) && after < before
 }
 
 /// Returns the numbers of the sites where XLA has a collective that ours has not, those with most bytes first.
@@ -157,7 +164,9 @@ fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], slice
     let mut found = IndexSet::new();
     for (op_name, source, tensor) in of_differences.chain(of_sliced).take(MOST_DIFFERENCES) {
         let is_there = |site: &ConstraintSite| {
-            !op_name.is_empty() && site.op_name == op_name && (site.source.is_none() || site.source.as_deref() == source)
+            !op_name.is_empty()
+                && site.op_name == op_name
+                && (site.source.is_none() || site.source.as_deref() == source)
         };
         let mut there: Vec<usize> = (0..sites.len()).filter(|&at| is_there(&sites[at])).collect();
         // The shape tells apart the products of one line. What XLA moves may also be a part of the value.
@@ -183,23 +192,37 @@ fn told(
         Ok(collectives::of_module(&compiler.compile(program, module)?, program).moved_bounds().most)
     };
     let before = compiler.map(|compiler| sent(compiler, &program.module)).transpose()?.flatten();
-    let most = if compiler.is_some() { MOST_COMPILED } else { MOST_ADVICE };
-    for Candidate { site, trial, benefit } in candidates.iter().take(most) {
-        let compiled = match (compiler, before) {
-            (Some(compiler), Some(before)) => {
-                let module = constrained(&program.module, mesh, site, trial.spec.as_ref());
-                // XLA may refuse what meshloom takes; then nothing is known of its bytes.
-                match sent(compiler, &module).ok().flatten() {
-                    Some(after) if after < before => Some([before, after]),
-                    _ => {
-                        in_vain += 1;
-                        continue;
-                    }
-                }
-            }
-            _ => None,
-        };
-        advice.push(Advice {
+    let Some((compiler, before)) = compiler.zip(before) else {
+        let told = candidates.iter().take(MOST_ADVICE);
+        return Ok((told.map(|it| it.advice(mesh, base, None)).collect(), 0));
+    };
+    // XLA may refuse what meshloom takes; then nothing is known of its bytes.
+    let less = |module: &HloModuleProto| sent(compiler, module).ok().flatten().filter(|after| *after < before);
+    let candidates = &candidates[..candidates.len().min(MOST_COMPILED)];
+    for it in candidates {
+        match less(&constrained(&program.module, mesh, it.site, it.trial.spec.as_ref())) {
+            Some(after) => advice.push(it.advice(mesh, base, Some([before, after]))),
+            None => in_vain += 1,
+        }
+    }
+    if advice.is_empty() && candidates.len() > 1 {
+        let all = candidates
+            .iter()
+            .fold(program.module.clone(), |module, it| constrained(&module, mesh, it.site, it.trial.spec.as_ref()));
+        if let Some(after) = less(&all) {
+            let each = |it: &Candidate<'_>| Advice { together: true, ..it.advice(mesh, base, Some([before, after])) };
+            return Ok((candidates.iter().map(each).collect(), in_vain));
+        }
+    }
+    advice.sort_by_key(|it| it.compiled.map(|[_, after]| after));
+    advice.truncate(MOST_ADVICE);
+    Ok((advice, in_vain))
+}
+
+impl Candidate<'_> {
+    fn advice(&self, mesh: &Mesh, base: DeviceFigures, compiled: Option<[u64; 2]>) -> Advice {
+        let Candidate { site, trial, benefit } = self;
+        Advice {
             on: match site.kind {
                 SiteKind::Input => "input",
                 SiteKind::Result => "result",
@@ -216,11 +239,9 @@ fn told(
             before: base.into(),
             after: trial.figures.into(),
             compiled,
-        });
+            together: false,
+        }
     }
-    advice.sort_by_key(|it| it.compiled.map(|[_, after]| after));
-    advice.truncate(MOST_ADVICE);
-    Ok((advice, in_vain))
 }
 
 /// Returns a spec as JAX writes it: `P(('data', 'fsdp'), None)`.
