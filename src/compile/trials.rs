@@ -144,7 +144,9 @@ impl<'m> ConstraintTrials<'m> {
     fn measure(&mut self, site: &ConstraintSite, spec: Option<&Spec>) -> Option<DeviceFigures> {
         self.left = self.left.checked_sub(1)?;
         self.count += 1;
-        let module = if site.kind == SiteKind::Result { self.module } else { &self.pinned };
+        // Results follow from how an input is split, and are then split themselves.
+        let follows = matches!(site.kind, SiteKind::Input | SiteKind::Result);
+        let module = if follows { self.module } else { &self.pinned };
         let module = constrained(module, self.mesh, site, spec);
         let lowered = lower_module(&module, &LowerOptions::default()).ok()?;
         DeviceFigures::of(&lowered).ok().flatten()

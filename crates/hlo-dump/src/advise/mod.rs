@@ -8,7 +8,7 @@ mod print;
 mod sides;
 mod tried;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use meshloom::compile::{DeviceFigures, LowerOptions, lower_module};
 use meshloom_analysis::{SlicedWhole, sliced_wholes};
 use meshloom_hlo::source::op_name;
@@ -80,6 +80,12 @@ struct Findings {
 pub fn run(arguments: &Advise, json: bool) -> Result<()> {
     let program = partition::unpartitioned(&arguments.input)?;
     let lowered = lower_module(&program.module, &LowerOptions::default()).with_context(|| program.name.clone())?;
+    if lowered.mesh().is_none() {
+        bail!(
+            "{}: no value of the program is split, so each device runs all of it; state the sharding of an input",
+            program.name
+        );
+    }
     let base = DeviceFigures::of(&lowered)?;
     let ours = PartitionedSide::of(lowered.module.decode()?, None, &program)?;
     let other = Other::of(arguments, &program)?;

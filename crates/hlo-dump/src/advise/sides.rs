@@ -1,7 +1,10 @@
 //! The two partitioned programs, and the way to XLA's.
 
+use std::path::Path;
+
 use anyhow::{Result, bail};
 use meshloom_analysis::{ModuleCollectives, ModuleMemory, Partitioning, Walk};
+use meshloom_hlo::Stage;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom_hlo::text::{Layouts, print_shape};
 use rustc_hash::FxHashMap;
@@ -96,9 +99,7 @@ impl Other {
     pub fn of(arguments: &Advise, program: &Loaded) -> Result<Option<Other>> {
         match (&arguments.against, &arguments.target) {
             (Some(path), _) => {
-                let reading =
-                    Reading { mesh: None, set: Vec::new(), function: None, ..arguments.input.reading.clone() };
-                let mut against = load_path(path, &reading)?;
+                let mut against = load_against(path, &arguments.input.reading)?;
                 check(&against, program)?;
                 against.mesh = against.mesh.or_else(|| program.mesh.clone());
                 let title = against.title();
@@ -117,6 +118,19 @@ impl Other {
             }
             (None, None) => Ok(None),
         }
+    }
+}
+
+/// Loads what `--against` names; of a dump folder the module after the partitioner, if the folder has it. Options that
+/// choose a part of the program's own input do not choose one of this.
+fn load_against(path: &Path, reading: &Reading) -> Result<Loaded> {
+    let of_stage = |stage| {
+        let (mesh, module, pass, function, set) = (None, None, None, None, Vec::new());
+        load_path(path, &Reading { mesh, stage, module, pass, function, set, ..reading.clone() })
+    };
+    match path.is_dir() {
+        true => of_stage(Some(Stage::Partitioned)).or_else(|_| of_stage(None)),
+        false => of_stage(None),
     }
 }
 

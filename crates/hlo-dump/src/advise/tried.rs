@@ -140,7 +140,10 @@ impl Tried {
             candidates.push(Candidate { site, trial, benefit });
         }
         // The order of XLA's differences stays, and what is good for both comes first.
-        candidates.sort_by_key(|it| (it.benefit != Benefit::LessTraffic, it.trial.figures.moved_bytes));
+        candidates.sort_by_key(|it| {
+            let DeviceFigures { moved_bytes, peak, operations } = it.trial.figures;
+            (it.benefit != Benefit::LessTraffic, moved_bytes, operations, peak)
+        });
         let (advice, compiled_in_vain) = told(program, mesh, base, &candidates, compiler)?;
         Ok(Tried { advice, trials: trials.count(), compiled_in_vain, is_unknown: false, is_cut })
     }
