@@ -108,9 +108,10 @@ impl<'m> ConstraintTrials<'m> {
             let Some(next) = choose(site.kind, best.as_ref().map_or(self.base, |best| best.figures), tried) else {
                 break;
             };
+            // More axes are better only if they save something; on an input, that may be work.
             let is_better = |best: &ConstraintTrial| {
                 let (old, new) = (best.figures, next.figures);
-                (new.moved_bytes, new.operations) != (old.moved_bytes, old.operations)
+                new.moved_bytes < old.moved_bytes || site.kind == SiteKind::Input && new.operations < old.operations
             };
             if !best.as_ref().is_none_or(is_better) {
                 break;
@@ -157,7 +158,13 @@ impl<'m> ConstraintTrials<'m> {
 fn choose(kind: SiteKind, current: DeviceFigures, tried: Vec<ConstraintTrial>) -> Option<ConstraintTrial> {
     // A device that computes everything sends nothing, which is no gain.
     let as_cheap = tried.iter().filter(|it| it.figures.operations <= current.operations);
-    let least = as_cheap.min_by_key(|it| (it.figures.moved_bytes, it.figures.operations, it.figures.peak));
+    // Of specs that send as much, the one that says least is preferred; on an input, the one that saves most work.
+    let axes = |trial: &ConstraintTrial| match (kind, &trial.spec) {
+        (SiteKind::Input, _) | (_, None) => 0,
+        (_, Some(spec)) => spec.used_axes().count(),
+    };
+    let key = |it: &&ConstraintTrial| (it.figures.moved_bytes, axes(it), it.figures.operations, it.figures.peak);
+    let least = as_cheap.min_by_key(key);
     if let Some(least) = least.filter(|it| it.figures.moved_bytes <= current.moved_bytes) {
         return Some(least.clone());
     }

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::sides::PartitionedSide;
-use crate::collectives::axes_of;
+use crate::collectives::{axes_of, where_from};
 use crate::moved::Moved;
 
 /// The collectives of one kind, over the same axes, in one scope.
@@ -27,6 +27,9 @@ pub struct Difference {
     pub op_name: String,
     /// Its source line as `file:line`, if the module has it.
     pub source: Option<String>,
+    /// Where it comes from, in the words of tables.
+    #[serde(skip)]
+    pub from: String,
     /// What meshloom makes.
     pub ours: Moved,
     /// What XLA makes.
@@ -68,11 +71,12 @@ pub fn differences(ours: &PartitionedSide, theirs: &PartitionedSide) -> Vec<Diff
         let largest = entries.iter().max_by_key(|it| it.total_moved_bytes().bound().unwrap_or(u64::MAX));
         let tensor = largest.map(|it| side.tensor(it.place, &it.name).to_owned()).unwrap_or_default();
         let op_name = largest.map(|it| it.op_name.clone()).unwrap_or_default();
+        let from = largest.map(where_from).unwrap_or_default();
         let source = largest.and_then(|it| it.source.clone());
         let (ours, theirs) = (sums(ours, own), sums(theirs, other));
         let signed = |moved: &Moved| moved.moved_bytes().most.and_then(|bytes| i64::try_from(bytes).ok());
         let more_bytes = signed(&theirs).zip(signed(&ours)).map(|(theirs, ours)| theirs.saturating_sub(ours));
-        Difference { kind, axes, tensor, op_name, source, ours, theirs, more_bytes }
+        Difference { kind, axes, tensor, op_name, source, from, ours, theirs, more_bytes }
     };
     let mut found: Vec<Difference> = groups.into_iter().map(difference).collect();
     found.sort_by_key(|it| Reverse(it.more_bytes.unwrap_or(i64::MAX)));

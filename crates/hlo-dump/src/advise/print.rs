@@ -73,7 +73,7 @@ fn print_differences(differences: &[Difference], limit: usize) {
         .number("ours, times", |it| times(&it.ours))
         .number("XLA's, times", |it| times(&it.theirs))
         .number("XLA sends", more)
-        .flexible("where from", |it| output::whence(it.source.as_deref(), &it.op_name));
+        .flexible("where from", |it| &it.from);
     output::table(table, limit);
 }
 

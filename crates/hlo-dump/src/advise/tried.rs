@@ -166,11 +166,12 @@ fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], slice
     let of_sliced = sliced.iter().map(|it| (it.op_name.as_str(), it.source.as_deref(), it.whole.as_str()));
     let mut found = IndexSet::new();
     for (op_name, source, tensor) in of_differences.chain(of_sliced).take(MOST_DIFFERENCES) {
-        let is_there = |site: &ConstraintSite| {
-            !op_name.is_empty()
-                && site.op_name == op_name
-                && (site.source.is_none() || site.source.as_deref() == source)
+        let names = names(op_name);
+        // A collective of several values has the line of one of them.
+        let is_line = |site: &ConstraintSite| {
+            names.len() > 1 || site.source.is_none() || source.is_none() || site.source.as_deref() == source
         };
+        let is_there = |site: &ConstraintSite| names.contains(&site.op_name) && is_line(site);
         let mut there: Vec<usize> = (0..sites.len()).filter(|&at| is_there(&sites[at])).collect();
         // The shape tells apart the products of one line. What XLA moves may also be a part of the value.
         let is_whole = |at: &usize| sites[*at].ty.to_string() == tensor;
@@ -180,6 +181,20 @@ fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], slice
         found.extend(there.into_iter().take(MOST_VALUES));
     }
     found
+}
+
+/// Returns the names of a collective, which has several if XLA put several together: `a/(b:c)` is `a/b` and `a/c`, and
+/// `a;b` both.
+fn names(op_name: &str) -> Vec<String> {
+    let of_one = |name: &str| -> Vec<String> {
+        match name.strip_suffix(')').and_then(|name| name.split_once("/(")) {
+            Some((around, names)) if names.contains(':') => {
+                names.split(':').map(|name| format!("{around}/{name}")).collect()
+            }
+            _ => vec![name.to_owned()],
+        }
+    };
+    op_name.split(';').filter(|name| !name.is_empty()).flat_map(of_one).collect()
 }
 
 /// Returns the constraints to tell, and how many XLA was asked about in vain.
