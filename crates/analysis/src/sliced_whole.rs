@@ -13,8 +13,10 @@ use serde::Serialize;
 use crate::axes::AxisPart;
 use crate::collectives::{ModuleCollective, ModuleCollectives};
 use crate::index::{Computation, Module};
+use crate::size::shape_bytes;
 use crate::{Amount, Communication};
 use meshloom_hlo::CollectiveKind;
+use meshloom_hlo::is_tuple;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom_hlo::text::{Layouts, print_shape};
 
@@ -48,7 +50,7 @@ pub struct SlicedWhole {
     pub axes: Option<Vec<AxisPart>>,
     /// The number of executions in one run of the program.
     pub executions: Amount,
-    /// The bytes that one device sends in them.
+    /// The bytes that one device sends in them for this value.
     pub moved_bytes: Amount,
     /// The name of the collective's instruction.
     pub name: String,
@@ -112,40 +114,60 @@ struct Search<'m, 'a> {
 }
 
 impl<'a> Search<'_, 'a> {
-    fn of(&self, entry: &ModuleCollective) -> Option<SlicedWhole> {
-        let collective = self.computation.instructions().iter().find(|it| it.name == entry.name)?;
-        let is_gather = match entry.kind {
-            Communication::Collective(CollectiveKind::AllGather) => true,
-            Communication::Collective(CollectiveKind::AllReduce) => false,
-            _ => return None,
+    /// The values of a collective, which may have several.
+    fn of(&self, entry: &ModuleCollective) -> Vec<SlicedWhole> {
+        let Communication::Collective(kind @ (CollectiveKind::AllGather | CollectiveKind::AllReduce)) = entry.kind
+        else {
+            return Vec::new();
         };
+        let Some(collective) = self.computation.instructions().iter().find(|it| it.name == entry.name) else {
+            return Vec::new();
+        };
+        let is_tuple = collective.shape.as_ref().is_some_and(is_tuple);
+        let elements = self.read_by(collective).filter(|it| is_tuple && it.opcode == "get-tuple-element");
+        let values = elements.map(|it| (it, usize::try_from(it.tuple_index).unwrap_or(usize::MAX)));
+        let values: Vec<_> = if is_tuple { values.collect() } else { vec![(collective, 0)] };
+        values.into_iter().filter_map(|(value, at)| self.of_value(entry, kind, value, (collective, at))).collect()
+    }
+
+    fn of_value(
+        &self,
+        entry: &ModuleCollective,
+        kind: CollectiveKind,
+        value: &'a HloInstructionProto,
+        (collective, operand): (&'a HloInstructionProto, usize),
+    ) -> Option<SlicedWhole> {
         let mut slices = Vec::new();
-        if !self.only_sliced(collective, &mut slices) {
+        if !self.only_sliced(value, &mut slices) {
             return None;
         }
         let slice = slices.first()?;
-        let (elements, elements_of_part) = (elements(collective), elements(slice));
-        let by = match is_gather {
-            true => WholeBy::Gather,
-            false if self.is_masked(collective) => WholeBy::MaskedSum,
-            false if entry.group_size.is_some_and(|size| elements_of_part.saturating_mul(size) == elements) => {
-                WholeBy::ScatteredSum
-            }
-            false => WholeBy::Sum,
+        let size = entry.group_size?;
+        let by = match kind {
+            CollectiveKind::AllGather => WholeBy::Gather,
+            _ if self.is_masked(collective, operand) => WholeBy::MaskedSum,
+            _ if elements(slice).saturating_mul(size) == elements(value) => WholeBy::ScatteredSum,
+            _ => WholeBy::Sum,
         };
         let shape = |it: &HloInstructionProto| it.shape.as_ref().map(|shape| print_shape(shape, Layouts::None));
-        let (whole, part) = (shape(collective)?, shape(slice)?);
+        let whole_bytes = value.shape.as_ref().and_then(shape_bytes)?;
+        let sent = if kind == CollectiveKind::AllGather { whole_bytes / size.max(1) } else { whole_bytes };
         Some(SlicedWhole {
             by,
-            whole,
-            part,
+            whole: shape(value)?,
+            part: shape(slice)?,
             axes: entry.axes.clone(),
             executions: entry.executions,
-            moved_bytes: entry.total_moved_bytes(),
+            moved_bytes: entry.executions.times(kind.moved_bytes(sent, size)),
             name: entry.name.clone(),
             op_name: entry.op_name.clone(),
             source: entry.source.clone(),
         })
+    }
+
+    fn read_by(&self, value: &HloInstructionProto) -> impl Iterator<Item = &'a HloInstructionProto> + use<'_, 'a> {
+        let readers = self.computation.position(value.id).map_or(&[] as &[usize], |at| &self.readers[at]);
+        readers.iter().map(|&reader| &self.computation.instructions()[reader])
     }
 
     /// Whether every reader of a value takes a part of it that the number of the device chooses. These are added.
@@ -156,9 +178,7 @@ impl<'a> Search<'_, 'a> {
             if value.id == self.computation.proto().root_id {
                 return false;
             }
-            let Some(at) = self.computation.position(value.id) else { return false };
-            for &reader in &self.readers[at] {
-                let reader = &self.computation.instructions()[reader];
+            for reader in self.read_by(value) {
                 if !seen.insert(reader.id) {
                     continue;
                 }
@@ -209,9 +229,7 @@ impl<'a> Search<'_, 'a> {
             let mut values = vec![parameter];
             let mut is_sliced = false;
             while let Some(value) = values.pop() {
-                let Some(at) = inner.position(value.id) else { return false };
-                for &reader in &readers[at] {
-                    let reader = &inner.instructions()[reader];
+                for reader in search.read_by(value) {
                     match reader.opcode.as_str() {
                         "dynamic-slice" if search.reads_device(offsets(reader, value.id), self, fusion) => {
                             is_sliced = true;
@@ -244,8 +262,8 @@ impl<'a> Search<'_, 'a> {
     }
 
     /// Whether an all-reduce adds up pieces that are zero but for the part of each device.
-    fn is_masked(&self, all_reduce: &HloInstructionProto) -> bool {
-        let mut value = self.computation.operand(all_reduce, 0);
+    fn is_masked(&self, all_reduce: &HloInstructionProto, operand: usize) -> bool {
+        let mut value = self.computation.operand(all_reduce, operand);
         while let Some(passing) = value.filter(|it| passes(it)) {
             value = self.computation.operand(passing, 0);
         }

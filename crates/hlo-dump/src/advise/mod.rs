@@ -32,6 +32,9 @@ pub struct Answer<'a> {
     by_kind: &'a [KindSums],
     /// The sum of all collectives.
     all: &'a KindSums,
+    /// The bytes that a device sends with XLA's program if later passes make reduce-scatters of sums of which each device
+    /// reads its own part, as those for TPU and GPU do; null if it is not known.
+    theirs_scattered: Option<u64>,
     /// The estimated bytes that a device needs with meshloom's partitioning.
     peak: u64,
     /// The same with XLA's; null if it is not known, or estimated in another way because the module is compiled.
@@ -68,6 +71,7 @@ pub struct KindSums {
 struct Findings {
     by_kind: Vec<KindSums>,
     all: KindSums,
+    theirs_scattered: Option<u64>,
     peak: u64,
     peak_theirs: Option<u64>,
     differences: Vec<Difference>,
@@ -99,13 +103,24 @@ pub fn run(arguments: &Advise, json: bool) -> Result<()> {
     let peak = ours.memory.peak;
     let mut instructions = program.module.computations.iter().flat_map(|it| &it.instructions);
     let has_scopes = instructions.any(|it| op_name(it).contains('/'));
-    let found = Findings { by_kind, all, peak, peak_theirs, differences, sliced_wholes, tried, has_scopes };
+    let found = Findings {
+        by_kind,
+        all,
+        theirs_scattered: theirs.and_then(PartitionedSide::scattered_bytes),
+        peak,
+        peak_theirs,
+        differences,
+        sliced_wholes,
+        tried,
+        has_scopes,
+    };
     let against = other.as_ref().map(|other| other.name.as_str());
     if json {
         let answer = Answer {
             against,
             by_kind: &found.by_kind,
             all: &found.all,
+            theirs_scattered: found.theirs_scattered,
             peak,
             peak_theirs,
             differences: &found.differences,

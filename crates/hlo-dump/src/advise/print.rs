@@ -19,6 +19,13 @@ pub fn print(program: &Loaded, other: Option<&Other>, found: &Findings, limit: u
     }
     line("");
     print_sums(&found.by_kind, &found.all);
+    let theirs = found.all.theirs.as_ref().and_then(|theirs| theirs.moved_bytes().most);
+    if let Some(scattered) = found.theirs_scattered.filter(|scattered| Some(*scattered) != theirs) {
+        let scattered = output::bytes(scattered);
+        line(&format!(
+            "XLA's would send {scattered} for TPU and GPU, whose passes scatter a sum of which parts are read"
+        ));
+    }
     let of_theirs = match (other, found.peak_theirs) {
         (None, _) => String::new(),
         (Some(_), Some(peak)) => format!(", and {} with XLA's", output::bytes(peak)),
@@ -105,9 +112,6 @@ fn print_sliced(sliced: &[SlicedWhole], limit: usize) {
     if sliced.iter().any(|it| matches!(it.by, WholeBy::Gather | WholeBy::MaskedSum)) {
         line(&paint(WARN, "a value that is gathered so is XLA's involuntary full rematerialization"));
     }
-    if sliced.iter().any(|it| it.by == WholeBy::ScatteredSum) {
-        line(&paint(DIM, "later passes for TPU and GPU make a reduce-scatter of a sum that is to be scattered"));
-    }
 }
 
 fn print_advice(tried: &Tried, is_compiled: bool, is_compared: bool) {
@@ -131,7 +135,7 @@ fn print_advice(tried: &Tried, is_compiled: bool, is_compared: bool) {
         print_one(advice, is_compared);
     }
     if let Some(Advice { compiled: Some([before, after]), together: true, .. }) = tried.advice.first() {
-        line(&format!("XLA sends {} with all of them, compiled again", change(*before, *after)));
+        line(&format!("XLA sends {} with all of them, compiled again and its sums scattered", change(*before, *after)));
     }
     if !is_compiled {
         line(&paint(
@@ -171,7 +175,7 @@ fn print_one(advice: &Advice, is_compared: bool) {
     }
     line(&ours);
     if let Some([before, after]) = advice.compiled.filter(|_| !advice.together) {
-        line(&format!("  XLA sends {}, compiled again", change(before, after)));
+        line(&format!("  XLA sends {}, compiled again and its sums scattered", change(before, after)));
     }
 }
 

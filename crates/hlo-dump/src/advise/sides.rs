@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use meshloom_analysis::{ModuleCollectives, ModuleMemory, Partitioning, Walk};
+use meshloom_analysis::{ModuleCollectives, ModuleMemory, Partitioning, Walk, WholeBy, sliced_wholes};
 use meshloom_hlo::Stage;
 use meshloom_hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom_hlo::text::{Layouts, print_shape};
@@ -71,6 +71,16 @@ impl PartitionedSide {
             None => meshloom_analysis::memory(&module)?,
         };
         Ok(PartitionedSide { module, found, memory, tensors })
+    }
+
+    /// Returns the bytes that a device sends if later passes make reduce-scatters of the sums that are sliced as one
+    /// slices; `None` if it is not known.
+    pub fn scattered_bytes(&self) -> Option<u64> {
+        let sliced = sliced_wholes(&self.module, &self.found);
+        let sums = sliced.iter().filter(|it| it.by == WholeBy::ScatteredSum);
+        // A sum is a reduce-scatter and a gather, which send as much as each other.
+        let saved = sums.filter_map(|it| it.moved_bytes.bound()).fold(0u64, u64::saturating_add) / 2;
+        self.found.moved_bounds().most.map(|most| most.saturating_sub(saved))
     }
 
     /// Returns the shape of the whole value that a collective moves.

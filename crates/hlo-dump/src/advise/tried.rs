@@ -16,8 +16,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::differences::Difference;
-use super::sides::Compiler;
-use crate::collectives;
+use super::sides::{Compiler, PartitionedSide};
 use crate::input::Loaded;
 
 /// The most constraints that are told, and the most that XLA is asked about.
@@ -63,7 +62,8 @@ pub struct Advice {
     pub before: Figures,
     /// The figures of meshloom's program with the constraint.
     pub after: Figures,
-    /// The bytes that a device sends with XLA's program as it is and with the constraint, both compiled here.
+    /// The bytes that a device sends with XLA's program as it is and with the constraint, both compiled here; as in
+    /// `theirs_scattered`.
     pub compiled: Option<[u64; 2]>,
     /// Whether XLA was given all of these constraints together, because none of them alone makes it send less.
     pub together: bool,
@@ -207,7 +207,7 @@ fn told(
 ) -> Result<(Vec<Advice>, usize)> {
     let (mut advice, mut in_vain) = (Vec::new(), 0);
     let sent = |compiler: &Compiler, module: &HloModuleProto| -> Result<Option<u64>> {
-        Ok(collectives::of_module(&compiler.compile(program, module)?, program).moved_bounds().most)
+        Ok(PartitionedSide::of(compiler.compile(program, module)?, None, program)?.scattered_bytes())
     };
     let before = compiler.map(|compiler| sent(compiler, &program.module)).transpose()?.flatten();
     let Some((compiler, before)) = compiler.zip(before) else {
