@@ -47,6 +47,16 @@ pub struct ConstraintSite {
     pub result: Option<usize>,
     /// The ids of the computation and of the instruction.
     at: (i64, i64),
+    /// The constraint that the module states on this value, moved or converted.
+    constrained_by: Option<(i64, i64)>,
+}
+
+impl ConstraintSite {
+    /// Whether another site is the constraint that the module states on this value, which decides over any in front of
+    /// it.
+    pub fn is_constrained_by(&self, other: &ConstraintSite) -> bool {
+        self.constrained_by == Some(other.at)
+    }
 }
 
 /// Returns the values of a module that may be constrained: arrays of at least one dimension, each once. A value in a
@@ -57,6 +67,7 @@ pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintS
     let aliases = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
     let number = |index: &[i64]| index.first().map_or(Some(0), |&first| usize::try_from(first).ok());
     let donated: FxHashSet<usize> = aliases.filter_map(|entry| number(&entry.output_shape_index)).collect();
+    let constrained_by = constraints_behind(module);
     let mut seen = FxHashSet::default();
     let mut sites = Vec::new();
     for step in walk.steps() {
@@ -92,9 +103,30 @@ pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintS
             spec,
             result,
             at,
+            constrained_by: constrained_by.get(&at).copied(),
         });
     }
     sites
+}
+
+/// Returns the stated constraint behind each value that leads to one through instructions that only move or convert it.
+/// Both are ids of the computation and the instruction.
+fn constraints_behind(module: &HloModuleProto) -> FxHashMap<(i64, i64), (i64, i64)> {
+    let mut behind = FxHashMap::default();
+    for computation in &module.computations {
+        let by_id: FxHashMap<i64, &HloInstructionProto> =
+            computation.instructions.iter().map(|it| (it.id, it)).collect();
+        let operand = |it: &HloInstructionProto| it.operand_ids.first().and_then(|id| by_id.get(id).copied());
+        for constraint in computation.instructions.iter().filter(|it| it.custom_call_target == "Sharding") {
+            let mut value = operand(constraint);
+            while let Some(found) = value {
+                let is_new = behind.insert((computation.id, found.id), (computation.id, constraint.id)).is_none();
+                let passes = matches!(found.opcode.as_str(), "transpose" | "reshape" | "convert" | "copy");
+                value = if passes && is_new { operand(found) } else { None };
+            }
+        }
+    }
+    behind
 }
 
 /// Returns the results that have no sharding: the ids of their instructions, and their numbers.

@@ -158,12 +158,19 @@ impl<'m> ConstraintTrials<'m> {
 fn choose(kind: SiteKind, current: DeviceFigures, tried: Vec<ConstraintTrial>) -> Option<ConstraintTrial> {
     // A device that computes everything sends nothing, which is no gain.
     let as_cheap = tried.iter().filter(|it| it.figures.operations <= current.operations);
-    // Of specs that send as much, the one that says least is preferred; on an input, the one that saves most work.
+    // Of specs that send as much, the one that says least is preferred, but not to say nothing; on an input, the one that
+    // saves most work.
     let axes = |trial: &ConstraintTrial| match (kind, &trial.spec) {
-        (SiteKind::Input, _) | (_, None) => 0,
+        (SiteKind::Input, _) => 0,
+        (_, None) => usize::MAX,
         (_, Some(spec)) => spec.used_axes().count(),
     };
-    let key = |it: &&ConstraintTrial| (it.figures.moved_bytes, axes(it), it.figures.operations, it.figures.peak);
+    // What changes no work is what meshloom does anyway.
+    let is_other_work = |it: &ConstraintTrial| kind != SiteKind::Input && it.figures.operations != current.operations;
+    let key = |it: &&ConstraintTrial| {
+        let DeviceFigures { moved_bytes, peak, operations } = it.figures;
+        (moved_bytes, axes(it), is_other_work(it), operations, peak)
+    };
     let least = as_cheap.min_by_key(key);
     if let Some(least) = least.filter(|it| it.figures.moved_bytes <= current.moved_bytes) {
         return Some(least.clone());

@@ -89,9 +89,16 @@ fn sums_that_are_sliced_are_told_apart() {
     assert_eq!(found["differences"][0]["more_bytes"], 10_752);
     let advice_of_value = &found["advice"][0];
     assert_eq!(advice_of_value["benefit"], "as_ours", "{found}");
-    assert_eq!(advice_of_value["source"], "tests/oracle/foreign_programs.py:41");
+    assert_eq!((&advice_of_value["on"], &advice_of_value["stated"]), (&"stated".into(), &"P(None, None)".into()));
+    assert_eq!(advice_of_value["spec"], "P('fsdp', None)");
+    assert_eq!(advice_of_value["source"], "tests/oracle/foreign_programs.py:22");
     assert_eq!(advice_of_value["after"]["moved_bytes"], 10_759);
-    assert_eq!(by(&advice("scan_remat.stablehlo.txt", "scan_remat.partitioned.txt")), ["scattered_sum"; 2]);
+    assert_eq!(found["theirs_scattered"], 15_367);
+    let found = advice("scan_remat.stablehlo.txt", "scan_remat.partitioned.txt");
+    assert_eq!(by(&found), ["scattered_sum"; 2]);
+    assert_eq!(found["theirs_scattered"], 76_807);
+    // The TPU's compiler keeps the first as they are.
+    assert_eq!(by(&advice("fsdp_mlp.stablehlo.txt", "fsdp_mlp.tpu.txt")), ["sum", "sum"]);
 }
 
 #[test]

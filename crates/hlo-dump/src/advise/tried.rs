@@ -178,7 +178,9 @@ fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], slice
         if there.iter().any(is_whole) {
             there.retain(is_whole);
         }
-        found.extend(there.into_iter().take(MOST_VALUES));
+        // A constraint in front of another one decides nothing.
+        let deciding = |at: usize| sites.iter().position(|site| sites[at].is_constrained_by(site)).unwrap_or(at);
+        found.extend(there.into_iter().map(deciding).take(MOST_VALUES));
     }
     found
 }
