@@ -49,8 +49,8 @@ pub struct ConstraintTrial {
 /// Tries constraints on a module, a bounded number of them.
 pub struct ConstraintTrials<'m> {
     module: &'m HloModuleProto,
-    /// The same with the specs of all results as they are, so that no constraint seems to save what the next reader of a
-    /// result would then pay.
+    /// The same with the specs of all results as they are, so that no constraint seems to save what the next reader of
+    /// a result would then pay.
     pinned: HloModuleProto,
     mesh: &'m Mesh,
     base: DeviceFigures,
@@ -89,10 +89,13 @@ impl<'m> ConstraintTrials<'m> {
         self.left == 0
     }
 
-    /// Looks for the spec of a site with which a device sends least, computing no more than without it; of an input, also
-    /// for one that shares out the work. It splits one dimension at a time over some axes of the mesh, as long as that
-    /// is better than before. Returns `None` if no spec is as good as none.
-    pub fn search(&mut self, site: &ConstraintSite) -> Option<ConstraintTrial> {
+    /// Looks for the spec of a site with which a device sends least, computing no more than without it; for an input,
+    /// also for one that shares out the work. It splits one dimension at a time over some axes of the mesh, as long as
+    /// that is better than before. Returns `None` if no spec is as good as none.
+    ///
+    /// # Errors
+    /// The memory of a partitioned program cannot be estimated.
+    pub fn search(&mut self, site: &ConstraintSite) -> Result<Option<ConstraintTrial>, Error> {
         let mut best: Option<ConstraintTrial> = None;
         let mut spec = site.spec.clone().unwrap_or_else(|| Spec::replicated(site.ty.rank()));
         for _ in 0..site.ty.rank() {
@@ -102,7 +105,7 @@ impl<'m> ConstraintTrials<'m> {
             }
             let mut tried = Vec::new();
             for spec in specs {
-                let Some(figures) = self.measure(site, spec.as_ref()) else { continue };
+                let Some(figures) = self.measure(site, spec.as_ref())? else { continue };
                 tried.push(ConstraintTrial { spec, figures });
             }
             let Some(next) = choose(site.kind, best.as_ref().map_or(self.base, |best| best.figures), tried) else {
@@ -121,7 +124,7 @@ impl<'m> ConstraintTrials<'m> {
             let Some(next_spec) = next_spec else { break };
             spec = next_spec;
         }
-        best
+        Ok(best)
     }
 
     /// The specs with one dimension split over more axes, in their order in the mesh, that divide it.
@@ -142,15 +145,17 @@ impl<'m> ConstraintTrials<'m> {
     }
 
     /// Returns the figures with a constraint; `None` if it cannot be partitioned so, or if enough was tried.
-    fn measure(&mut self, site: &ConstraintSite, spec: Option<&Spec>) -> Option<DeviceFigures> {
-        self.left = self.left.checked_sub(1)?;
+    fn measure(&mut self, site: &ConstraintSite, spec: Option<&Spec>) -> Result<Option<DeviceFigures>, Error> {
+        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        self.left = left;
         self.count += 1;
         // Results follow from how an input is split, and are then split themselves.
         let follows = matches!(site.kind, SiteKind::Input | SiteKind::Result);
         let module = if follows { self.module } else { &self.pinned };
-        let module = constrained(module, self.mesh, site, spec);
-        let lowered = lower_module(&module, &LowerOptions::default()).ok()?;
-        DeviceFigures::of(&lowered).ok().flatten()
+        match lower_module(&constrained(module, self.mesh, site, spec), &LowerOptions::default()) {
+            Ok(lowered) => DeviceFigures::of(&lowered),
+            Err(_) => Ok(None),
+        }
     }
 }
 
@@ -158,8 +163,8 @@ impl<'m> ConstraintTrials<'m> {
 fn choose(kind: SiteKind, current: DeviceFigures, tried: Vec<ConstraintTrial>) -> Option<ConstraintTrial> {
     // A device that computes everything sends nothing, which is no gain.
     let as_cheap = tried.iter().filter(|it| it.figures.operations <= current.operations);
-    // Of specs that send as much, the one that says least is preferred, but not to say nothing; on an input, the one that
-    // saves most work.
+    // Among specs that send as much, the one that says least is preferred, but not to say nothing; on an input, the one
+    // that saves most work.
     let axes = |trial: &ConstraintTrial| match (kind, &trial.spec) {
         (SiteKind::Input, _) => 0,
         (_, None) => usize::MAX,

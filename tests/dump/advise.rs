@@ -25,7 +25,7 @@ const OPEN: &str = r#"module @open attributes {mhlo.num_partitions = 4 : i32, mh
 }
 "#;
 
-/// A gather, and the same by a sum, of which each of four devices reads a part.
+/// A gather, and the same by a sum; each of four devices reads a part.
 const WHOLE_THEN_SLICED: &str = r#"HloModule f, num_partitions=4
 
 add {
@@ -134,7 +134,7 @@ fn an_input_that_is_left_open_is_tried() {
     assert!(found["against"].is_null());
     let text = with_input(&["advise", "-"], OPEN.as_bytes()).out;
     assert!(text.contains("in_shardings P('data', None)") && text.contains("--against FILE"), "{text}");
-    // What is not tried is not told.
+    // A constraint that is not tried is not told.
     let none = with_input(&["advise", "-", "--trials", "0"], OPEN.as_bytes()).out;
     assert!(none.contains("0 constraints tried, and none that is worth telling; --trials N tries more"), "{none}");
 }

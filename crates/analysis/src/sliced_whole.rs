@@ -2,8 +2,8 @@
 //!
 //! XLA's partitioner gets a value from one sharding to another this way where it knows no better one. It calls it
 //! "involuntary full rematerialization", and prints a warning without a line of the source. In the partitioned module,
-//! it is a gather (or a sum of pieces that are zero elsewhere) of which nothing is read but slices whose place follows
-//! from `partition-id`. A sum of which only slices are read is a reduce-scatter that was not made one, or not yet.
+//! it is a gather, or a sum of pieces that are zero elsewhere, and all of its readers are slices whose place follows
+//! from `partition-id`. Another sum with such readers is a reduce-scatter that was not made one, or not yet.
 //!
 //! Values are followed through instructions that only move them and into fusions, and within one computation otherwise.
 
@@ -29,14 +29,14 @@ pub enum WholeBy {
     Gather,
     /// A sum of pieces that are zero but for the part of each device: the same.
     MaskedSum,
-    /// A sum of which each device of the group keeps its own part. Later passes for TPU and GPU make a reduce-scatter of
-    /// it, which sends half.
+    /// A sum that is split over the devices that add it up. Later passes for TPU and GPU make a reduce-scatter of it,
+    /// which sends half.
     ScatteredSum,
     /// A sum over more devices than it is then split over, or of parts that overlap: it stays.
     Sum,
 }
 
-/// A value that devices come to hold whole, and of which each reads a part alone.
+/// A value that devices come to hold whole, though each reads a part alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SlicedWhole {
@@ -69,7 +69,8 @@ pub fn sliced_wholes(module: &HloModuleProto, collectives: &ModuleCollectives) -
     for entry in &collectives.entries {
         let number = index.computations().iter().position(|it| it.proto().name == entry.computation);
         let Some(number) = number else { continue };
-        let search = Search { index: &index, computation: &index.computations()[number], readers: &readers[number] };
+        let search =
+            SliceSearch { index: &index, computation: &index.computations()[number], readers: &readers[number] };
         found.extend(search.of(entry));
     }
     found.sort_by_key(|it| std::cmp::Reverse(it.moved_bytes.bound().unwrap_or(u64::MAX)));
@@ -107,13 +108,13 @@ fn offsets(slice: &HloInstructionProto, value: i64) -> &[i64] {
 }
 
 /// A computation in which slices are looked for.
-struct Search<'m, 'a> {
+struct SliceSearch<'m, 'a> {
     index: &'m Module<'a>,
     computation: &'m Computation<'a>,
     readers: &'m [Vec<usize>],
 }
 
-impl<'a> Search<'_, 'a> {
+impl<'a> SliceSearch<'_, 'a> {
     /// The values of a collective, which may have several.
     fn of(&self, entry: &ModuleCollective) -> Vec<SlicedWhole> {
         let Communication::Collective(kind @ (CollectiveKind::AllGather | CollectiveKind::AllReduce)) = entry.kind
@@ -223,7 +224,7 @@ impl<'a> Search<'_, 'a> {
             inner.instructions().iter().find(|it| it.opcode == "parameter" && it.parameter_number == number)
         };
         let readers = inner.readers();
-        let search = Search { index: self.index, computation: inner, readers: &readers };
+        let search = SliceSearch { index: self.index, computation: inner, readers: &readers };
         places(value).all(|(number, _)| {
             let Some(parameter) = parameter(number) else { return false };
             let mut values = vec![parameter];
@@ -243,8 +244,8 @@ impl<'a> Search<'_, 'a> {
         })
     }
 
-    /// As [`Search::is_of_device`], of values in a fusion, whose parameters are values around it.
-    fn reads_device(&self, values: &[i64], around: &Search<'_, 'a>, fusion: &HloInstructionProto) -> bool {
+    /// As [`SliceSearch::is_of_device`], of values in a fusion, whose parameters are values around it.
+    fn reads_device(&self, values: &[i64], around: &SliceSearch<'_, 'a>, fusion: &HloInstructionProto) -> bool {
         if self.is_of_device(values) {
             return true;
         }

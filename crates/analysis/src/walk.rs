@@ -187,7 +187,7 @@ impl<'a> Walk<'a> {
         path
     }
 
-    /// Returns the scopes and the op of an instruction in a place, below those of the calls around it: XLA joins them so
+    /// Returns the scopes and the op of an instruction in a place, below those of the calls around it. XLA joins them
     /// when it inlines a function.
     pub fn op_name(&self, place: usize, instruction: &HloInstructionProto) -> String {
         let calls = self.path(place).into_iter().filter(|step| step.via == Via::Call);

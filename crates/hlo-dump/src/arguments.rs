@@ -358,7 +358,7 @@ pub struct Partition {
 pub struct Advise {
     #[command(flatten)]
     pub input: Input,
-    /// What XLA made of the same program: the module after its partitioner, or compiled, or a dump folder that has it
+    /// The module that XLA made of the same program: after its partitioner, or compiled; or a dump folder that has it
     #[arg(long, value_name = "FILE", conflicts_with = "target")]
     pub against: Option<PathBuf>,
     /// Hardware that a plugin compiles the program for, as it is and with each constraint that is worth it: cpu:8,

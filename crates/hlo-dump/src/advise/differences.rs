@@ -30,9 +30,9 @@ pub struct Difference {
     /// Where it comes from, in the words of tables.
     #[serde(skip)]
     pub from: String,
-    /// What meshloom makes.
+    /// The sums of meshloom's program.
     pub ours: Moved,
-    /// What XLA makes.
+    /// The sums of XLA's program.
     pub theirs: Moved,
     /// The bytes that a device sends with XLA's beyond those with ours; less than 0 where ours sends more. Null if they
     /// are not known.

@@ -1,7 +1,8 @@
-//! `hlo-dump advise`: what meshloom and XLA make of one program, side by side, and the constraints that would change it.
+//! `hlo-dump advise`: what meshloom and XLA make of one program, side by side, and the constraints that would change
+//! it.
 //!
-//! Nothing is guessed: a constraint is listed if the program was partitioned again with it. What XLA makes of it is
-//! known if a plugin compiles it again (`--target`).
+//! Nothing is guessed: a constraint is listed if the program was partitioned again with it. XLA's answer is known if a
+//! plugin compiles it again (`--target`).
 
 mod differences;
 mod print;
@@ -32,8 +33,8 @@ pub struct Answer<'a> {
     by_kind: &'a [KindSums],
     /// The sum of all collectives.
     all: &'a KindSums,
-    /// The bytes that a device sends with XLA's program if later passes make reduce-scatters of sums of which each device
-    /// reads its own part, as those for TPU and GPU do; null if it is not known.
+    /// The bytes that a device sends with XLA's program if later passes make reduce-scatters of the sums to be
+    /// scattered, as those for TPU and GPU do; null if it is not known.
     theirs_scattered: Option<u64>,
     /// The estimated bytes that a device needs with meshloom's partitioning.
     peak: u64,
@@ -59,9 +60,9 @@ pub struct KindSums {
     kind: &'static str,
     /// The mesh axes, or else the devices in short.
     axes: String,
-    /// What meshloom makes.
+    /// The sums of meshloom's program.
     ours: Moved,
-    /// What XLA makes; null if it is not known.
+    /// The sums of XLA's program; null if it is not known.
     theirs: Option<Moved>,
     /// XLA's bytes over ours; null if one of them is not known, or if ours are 0.
     ratio: Option<f64>,

@@ -22,9 +22,7 @@ pub fn print(program: &Loaded, other: Option<&Other>, found: &Findings, limit: u
     let theirs = found.all.theirs.as_ref().and_then(|theirs| theirs.moved_bytes().most);
     if let Some(scattered) = found.theirs_scattered.filter(|scattered| Some(*scattered) != theirs) {
         let scattered = output::bytes(scattered);
-        line(&format!(
-            "XLA's would send {scattered} for TPU and GPU, whose passes scatter a sum of which parts are read"
-        ));
+        line(&format!("XLA's would send {scattered} once sums are scattered, as later passes for TPU and GPU do"));
     }
     let of_theirs = match (other, found.peak_theirs) {
         (None, _) => String::new(),

@@ -16,13 +16,16 @@ use crate::{collectives, memory, streams};
 #[cfg(feature = "configs")]
 pub use crate::ahead::Compiler;
 
+#[cfg(not(feature = "configs"))]
+pub use self::MissingCompiler as Compiler;
+
 /// There is no compiler without run configs.
 #[cfg(not(feature = "configs"))]
-pub enum Compiler {}
+pub enum MissingCompiler {}
 
 #[cfg(not(feature = "configs"))]
-impl Compiler {
-    pub fn of(_: &str, _: &Loaded) -> Result<Compiler> {
+impl MissingCompiler {
+    pub fn of(_: &str, _: &Loaded) -> Result<MissingCompiler> {
         Err(crate::run::missing("compiling ahead of time"))
     }
 

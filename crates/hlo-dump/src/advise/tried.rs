@@ -27,7 +27,7 @@ const MOST_COMPILED: usize = 12;
 const MOST_DIFFERENCES: usize = 6;
 const MOST_VALUES: usize = 2;
 
-/// What speaks for a constraint.
+/// The reason for a constraint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Benefit {
@@ -42,9 +42,10 @@ pub enum Benefit {
 /// A constraint that the program was partitioned with.
 #[derive(JsonSchema, Serialize)]
 pub struct Advice {
-    /// What it would be on: `input`, `result`, `stated` (in place of a constraint that the program has) or `value`.
+    /// The kind of value that it would be on: `input`, `result`, `stated` (in place of a constraint that the program has)
+    /// or `value`.
     pub on: &'static str,
-    /// What speaks for it.
+    /// The reason for it.
     pub benefit: Benefit,
     /// The name of the instruction.
     pub name: String,
@@ -130,7 +131,7 @@ impl Tried {
                 break;
             }
             let site = &sites[at];
-            let Some(trial) = trials.search(site) else { continue };
+            let Some(trial) = trials.search(site)? else { continue };
             let benefit = match (trial.figures, values.contains(&at)) {
                 (after, _) if is_clearly_less(base.moved_bytes, after.moved_bytes) => Benefit::LessTraffic,
                 (after, _) if shares_work(base, after) => Benefit::SharedWork,
@@ -156,7 +157,7 @@ fn is_clearly_less(before: u64, after: u64) -> bool {
 
 /// Returns the numbers of the sites where XLA has a collective that ours has not, those with most bytes first.
 fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], sliced: &[SlicedWhole]) -> IndexSet<usize> {
-    // What later passes scatter is no difference that a constraint could mend.
+    // A sum that later passes scatter is no difference that a constraint could mend.
     let (scattered, sliced): (Vec<_>, Vec<_>) = sliced.iter().partition(|it| it.by == WholeBy::ScatteredSum);
     let is_scattered = |it: &&Difference| {
         it.kind == "all-reduce" && scattered.iter().any(|sum| sum.op_name == it.op_name && sum.source == it.source)
@@ -173,7 +174,7 @@ fn where_xla_differs(sites: &[ConstraintSite], differences: &[Difference], slice
         };
         let is_there = |site: &ConstraintSite| names.contains(&site.op_name) && is_line(site);
         let mut there: Vec<usize> = (0..sites.len()).filter(|&at| is_there(&sites[at])).collect();
-        // The shape tells apart the products of one line. What XLA moves may also be a part of the value.
+        // The shape tells apart the products of one line. XLA may also move a part of the value.
         let is_whole = |at: &usize| sites[*at].ty.to_string() == tensor;
         if there.iter().any(is_whole) {
             there.retain(is_whole);
@@ -217,7 +218,10 @@ fn told(
         return Ok((told.map(|it| it.advice(mesh, base, None)).collect(), 0));
     };
     // XLA may refuse what meshloom takes; then nothing is known of its bytes.
-    let less = |module: &HloModuleProto| sent(compiler, module).ok().flatten().filter(|after| *after < before);
+    let less = |module: &HloModuleProto| match sent(compiler, module) {
+        Ok(Some(after)) if after < before => Some(after),
+        _ => None,
+    };
     let candidates = &candidates[..candidates.len().min(MOST_COMPILED)];
     for it in candidates {
         match less(&constrained(&program.module, mesh, it.site, it.trial.spec.as_ref())) {
