@@ -9,6 +9,7 @@
 //! Without a mesh, `Sharded` and `Partitioned` are left out; with [`PartitionMode::Annotated`], `Partitioned` is. Each
 //! pass is timed. The verifier runs over the result of the passes; if it finds a defect, it runs after each of them.
 
+mod constrain;
 mod error;
 mod function;
 mod import;
@@ -18,7 +19,9 @@ mod passes;
 mod program;
 mod report;
 mod stages;
+mod trials;
 
+pub use constrain::{ConstraintSite, SiteKind, constrained, constraint_sites};
 pub use error::{AliasProblem, ArgumentError, Error};
 pub use function::{CompiledFunction, compile};
 pub use import::lower_module;
@@ -27,5 +30,6 @@ pub use options::{LowerOptions, PartitionMode};
 pub use passes::{LOCAL_PASSES, PASSES, Pass};
 pub use program::Program;
 pub use stages::{Lowered, LoweredProgram, Partitioned, PassTiming, Ports, Sharded};
+pub use trials::{ConstraintTrial, ConstraintTrials, DeviceFigures, shares_work};
 
 crate::tree_leaf!(crate::pjrt::Array);

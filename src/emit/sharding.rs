@@ -38,7 +38,7 @@ impl Annotation {
         }
     }
 
-    pub(super) fn write_parameter(self, mesh: &Mesh, spec: &Spec, instruction: &mut HloInstructionProto) {
+    pub(crate) fn write_parameter(self, mesh: &Mesh, spec: &Spec, instruction: &mut HloInstructionProto) {
         instruction.sharding = Some(self.sharding(mesh, spec).into());
         if self == Annotation::ShardyAttributes {
             instruction.frontend_attributes = Some(attribute(SHARDING, format!("#sdy.sharding<{}>", sdy(mesh, spec))));
@@ -46,7 +46,7 @@ impl Annotation {
     }
 
     /// Annotates a custom call that stands for a constraint.
-    pub(super) fn write_constraint(self, mesh: &Mesh, spec: &Spec, instruction: &mut HloInstructionProto) {
+    pub(crate) fn write_constraint(self, mesh: &Mesh, spec: &Spec, instruction: &mut HloInstructionProto) {
         instruction.sharding = Some(self.sharding(mesh, spec).into());
         if self == Annotation::ShardyAttributes {
             instruction.frontend_attributes = Some(result_attribute(mesh, spec));

@@ -27,6 +27,7 @@ pub use error::{ForeignInstruction, ImportError};
 
 use crate::ir::{Graph, GraphBuilder, Name, Origin, PortInfo, Scope, TensorType, UserLine, Value, Values};
 use crate::ops::{Group, ImportContext, Op, Recognize, Reshard};
+pub(crate) use shardings::stated_spec;
 use shardings::{Constraints, Stated};
 
 /// How deep computations may call each other. Their nesting is also one of this reader's calls.

@@ -154,7 +154,7 @@ impl Constraints {
             if sharding.r#type() == Type::Unknown {
                 return Ok(None);
             }
-            self.read(&self.tiles(sharding, ty.rank())?, open(index).unwrap_or_default(), mesh).map(Some)
+            read(&self.tiles(sharding, ty.rank())?, open(index).unwrap_or_default(), mesh).map(Some)
         };
         own.into_iter().zip(types).enumerate().map(stated).collect()
     }
@@ -170,17 +170,9 @@ impl Constraints {
         let stated = |value: ShardyValue| {
             let tiles = self.tiles(&value.tiles, value.open.len())?;
             let manual = self.tiles(&value.manual, 1)?.dims.concat();
-            self.read(&Tiles { manual, ..tiles }, value.open, mesh)
+            read(&Tiles { manual, ..tiles }, value.open, mesh)
         };
         values.into_iter().map(stated).collect()
-    }
-
-    fn read(&self, tiles: &Tiles, open: Vec<bool>, mesh: &Mesh) -> Result<Stated, String> {
-        let along = |steps: &Vec<Stride>| {
-            axes(steps, mesh).ok_or_else(|| format!("its tiles do not follow the axes of the mesh {mesh}"))
-        };
-        let dims = tiles.dims.iter().map(along).collect::<Result<Vec<Axes>, String>>()?;
-        Ok(Stated { spec: Spec::new(dims), open, manual: along(&tiles.manual)? })
     }
 
     /// The devices that communicate in a collective between partitions; `None` if they are not those along axes.
@@ -219,6 +211,23 @@ impl Constraints {
         }
         None
     }
+}
+
+/// The spec that a sharding is; `None` where it leaves the value open.
+pub(crate) fn stated_spec(sharding: &OpSharding, ty: &TensorType, mesh: &Mesh) -> Result<Option<Spec>, String> {
+    if sharding.r#type() == Type::Unknown {
+        return Ok(None);
+    }
+    let tiles = Tiles::of(sharding, ty.rank(), mesh.device_count() as u64)?;
+    read(&tiles, Vec::new(), mesh).map(|stated| Some(stated.spec))
+}
+
+fn read(tiles: &Tiles, open: Vec<bool>, mesh: &Mesh) -> Result<Stated, String> {
+    let along = |steps: &Vec<Stride>| {
+        axes(steps, mesh).ok_or_else(|| format!("its tiles do not follow the axes of the mesh {mesh}"))
+    };
+    let dims = tiles.dims.iter().map(along).collect::<Result<Vec<Axes>, String>>()?;
+    Ok(Stated { spec: Spec::new(dims), open, manual: along(&tiles.manual)? })
 }
 
 /// The shardings of an instruction's arrays.

@@ -371,8 +371,20 @@ fn completions_and_manual_pages() {
         assert!(prints(&["completions", shell]).contains("hlo-dump"), "{shell}");
     }
     assert!(prints(&["man"]).contains(".TH hlo-dump"));
-    for name in ["show", "collectives", "memory", "cost", "overlap", "explain", "partition", "diff", "report", "check"]
-    {
+    const NAMES: [&str; 11] = [
+        "show",
+        "collectives",
+        "memory",
+        "cost",
+        "overlap",
+        "explain",
+        "partition",
+        "advise",
+        "diff",
+        "report",
+        "check",
+    ];
+    for name in NAMES {
         assert!(prints(&["man", name]).contains(&format!("hlo\\-dump {name}")), "{name}");
         assert!(prints(&[name, "--help"]).contains("Usage: hlo-dump"), "{name}");
     }

@@ -1,5 +1,6 @@
 //! The program `hlo-dump` and the output of its commands, mostly within the process of the tests.
 
+mod advise;
 mod answers;
 mod bisect;
 mod command;

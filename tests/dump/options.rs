@@ -33,7 +33,7 @@ enum Told {
 use Told::{Found, Refused, Said};
 
 /// The commands that read any input, and the arguments that they need after it.
-const READING: [(&str, &[&str]); 14] = [
+const READING: [(&str, &[&str]); 15] = [
     ("show", &[]),
     ("collectives", &[]),
     ("traffic", &["--over", "data"]),
@@ -42,6 +42,7 @@ const READING: [(&str, &[&str]); 14] = [
     ("overlap", &["--chip", "v5p"]),
     ("explain", &["parameters"]),
     ("partition", &[]),
+    ("advise", &[]),
     ("diff", &[TEXT]),
     ("report", &["-o", "no/such/folder/page.html"]),
     ("lock", &[]),
@@ -182,6 +183,10 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         Refused("cannot write no/such/folder/x.txt"),
     ),
     ("partition", "--limit", &[LOWERED, "--limit", "2", "--json"], Refused("--json prints all rows")),
+    ("advise", "--against", &[LOWERED, "--against", LOWERED], Refused("not partitioned yet: global shapes")),
+    ("advise", "--target", &[LOWERED, "--target", "v5x:2x4"], Refused("did you mean")),
+    ("advise", "--trials", &[LOWERED, "--trials", "-1"], Refused("\"-1\" is not a whole number")),
+    ("advise", "--limit", &[LOWERED, "--limit", "2", "--json"], Refused("--json prints all rows")),
     ("overlap", "--chip", &[SCHEDULED], Refused("times need the rates of a chip; say for which, as --chip v5p")),
     ("overlap", "--chip", &[SCHEDULED, "--chip", "v9"], Refused("no chip is called \"v9\"")),
     ("overlap", "--chip", &[SCHEDULED, "--chip", "cpu"], Refused("no rates are published for cpu")),

@@ -45,8 +45,14 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
 ];
 
 /// The pages that quote commands.
-const QUOTING: [&str; 5] =
-    ["README.md", "SKILL.md", "docs/hlo-dump.md", "docs/reading-a-partitioned-program.md", "docs/slow-links.md"];
+const QUOTING: [&str; 6] = [
+    "README.md",
+    "SKILL.md",
+    "docs/hlo-dump.md",
+    "docs/jax-program.md",
+    "docs/reading-a-partitioned-program.md",
+    "docs/slow-links.md",
+];
 
 /// A command of a page, and the output that the page quotes.
 struct Quoted {

@@ -15,7 +15,7 @@ const PROFILE: &str = "tests/foreign/profile/scan_remat.cpu.xplane.pb";
 const FOLDER: &str = "tests/foreign/xla_dump";
 
 /// Commands in all forms of their answers.
-const RUNS: [&[&str]; 25] = [
+const RUNS: [&[&str]; 26] = [
     &["show", TEXT],
     &["show", SCHEDULED, "--computation", "main.10_spmd"],
     &["show", CONFIG, "--kernels", "--set", "model.seq=1024"],
@@ -35,6 +35,7 @@ const RUNS: [&[&str]; 25] = [
     &["cost", SCHEDULED, "--chip", "v5p"],
     &["explain", TEXT, "parameters"],
     &["partition", "tests/foreign/lowered/fsdp_mlp.stablehlo.txt"],
+    &["advise", "tests/foreign/lowered/fsdp_mlp.debug.stablehlo.txt", "--against", TEXT],
     &["explain", CONFIG, "params.layers.mlp.gate"],
     &["diff", TEXT, "tests/foreign/moe.partitioned.txt"],
     &["diff", TEXT, TEXT],

@@ -36,6 +36,7 @@ mod async_collectives;
 #[cfg(feature = "schema")]
 mod schema;
 mod size;
+pub mod sliced_whole;
 pub mod megascale;
 pub mod traffic;
 pub mod trip_count;
@@ -71,5 +72,6 @@ pub use pipelines::{Pipeline, PipelineLoop, pipelines};
 pub use redact::Redaction;
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, shardings};
+pub use sliced_whole::{SlicedWhole, WholeBy, sliced_wholes};
 pub use traffic::{StepTraffic, Traffic, counter_names, step_inputs, traffic};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

@@ -30,6 +30,7 @@ use super::index::{Computation, Module};
 use super::trip_count;
 use crate::{Amount, Branch};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
+use meshloom_hlo::source::op_name;
 
 /// The way in which an instruction runs a computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -184,6 +185,19 @@ impl<'a> Walk<'a> {
         }
         path.reverse();
         path
+    }
+
+    /// Returns the scopes and the op of an instruction in a place, below those of the calls around it. XLA joins them
+    /// when it inlines a function.
+    pub fn op_name(&self, place: usize, instruction: &HloInstructionProto) -> String {
+        let calls = self.path(place).into_iter().filter(|step| step.via == Via::Call);
+        let names = calls.map(|step| op_name(step.instruction)).chain([op_name(instruction)]);
+        names.filter(|name| !name.is_empty()).fold(String::new(), |around, name| match around.as_str() {
+            "" => name.to_owned(),
+            // A name of the whole way has its beginning already.
+            around if name.starts_with(around) => name.to_owned(),
+            around => format!("{around}/{name}"),
+        })
     }
 
     /// Returns the iterations of the loop whose body is this place; `None` if they are unknown, or if the place is not

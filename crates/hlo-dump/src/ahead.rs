@@ -5,6 +5,7 @@ use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, Topology};
 use meshloom_analysis::{Chip, Devices, Partitioning};
 use meshloom_hlo::parse::make_names_unique;
+use meshloom_hlo::proto::HloModuleProto;
 use meshloom_hlo::{PlatformKind, Stage};
 use prost::Message;
 
@@ -46,13 +47,7 @@ pub fn compile(
         input.reading.stage.get_or_insert(Stage::Traced);
     }
     let loaded = load(&input)?;
-    if loaded.module.schedule.is_some() {
-        bail!(
-            "{}: the module is compiled already: it has a schedule; compile what comes before, such as the text of \
-             `lowered` in JAX, or of a dump folder --stage traced",
-            loaded.name
-        );
-    }
+    refuse_compiled(&loaded)?;
     let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
     if shardy.is_some() && loaded.run.is_some() {
         bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
@@ -65,7 +60,7 @@ pub fn compile(
     let waiting = Busy::new(&format!("compiling for {topology}"));
     let compiled = match &loaded.run {
         Some(run) => of_run(run.config(), settings),
-        None => of_module(&loaded, &topology, settings, shardy),
+        None => of_module(&loaded, &loaded.module, &topology, settings, shardy),
     }?;
     drop(waiting);
     let module = compiled.module.hlo_module.clone().unwrap_or_default();
@@ -100,7 +95,51 @@ fn topology(text: &str) -> Result<Topology> {
     Ok(topology)
 }
 
-fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: Option<bool>) -> Result<Compiled> {
+/// Compiles forms of a program for a target.
+pub struct Compiler {
+    topology: Topology,
+    settings: Settings,
+}
+
+impl Compiler {
+    /// Finds the plugin for a target.
+    ///
+    /// # Errors
+    /// There is no such target, no plugin for it, or the program is compiled already.
+    pub fn of(target: &str, program: &Loaded) -> Result<Compiler> {
+        let (topology, settings) = (topology(target)?, settings());
+        refuse_compiled(program)?;
+        announce(&topology, &settings)?;
+        Ok(Compiler { topology, settings })
+    }
+
+    /// Compiles a form of the program.
+    pub fn compile(&self, program: &Loaded, module: &HloModuleProto) -> Result<HloModuleProto> {
+        let _waiting = Busy::new(&format!("compiling for {}", self.topology));
+        let compiled = of_module(program, module, &self.topology, &self.settings, None)?;
+        Ok(compiled.module.hlo_module.unwrap_or_default())
+    }
+}
+
+fn refuse_compiled(loaded: &Loaded) -> Result<()> {
+    if loaded.module.schedule.is_some() {
+        bail!(
+            "{}: the module is compiled already: it has a schedule; compile what comes before, such as the text of \
+             `lowered` in JAX, or of a dump folder --stage traced",
+            loaded.name
+        );
+    }
+    Ok(())
+}
+
+/// Compiles a form of a program that was loaded.
+fn of_module(
+    loaded: &Loaded,
+    module: &HloModuleProto,
+    topology: &Topology,
+    settings: &Settings,
+    shardy: Option<bool>,
+) -> Result<Compiled> {
     let described = ahead_of_time::describe(topology, settings)?;
     let needed = loaded.device_count();
     if needed > described.devices.len() as u64 {
@@ -118,7 +157,7 @@ fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: 
     };
     options.num_replicas = replicas as usize;
     options.use_shardy_partitioner = shardy.unwrap_or_else(|| is_shardy(loaded)) && partitions > 1;
-    let mut module = loaded.module.clone();
+    let mut module = module.clone();
     // Text for people has names that computations share, which compilers do not accept.
     make_names_unique(&mut module);
     let bytes = module.encode_to_vec();

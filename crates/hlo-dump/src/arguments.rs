@@ -353,6 +353,26 @@ pub struct Partition {
     pub limit: usize,
 }
 
+#[cfg(feature = "compiler")]
+#[derive(Args)]
+pub struct Advise {
+    #[command(flatten)]
+    pub input: Input,
+    /// The module that XLA made of the same program: after its partitioner, or compiled; or a dump folder that has it
+    #[arg(long, value_name = "FILE", conflicts_with = "target")]
+    pub against: Option<PathBuf>,
+    /// Hardware that a plugin compiles the program for, as it is and with each constraint that is worth it: cpu:8,
+    /// v5p:2x2x2
+    #[arg(long, value_name = "TARGET")]
+    pub target: Option<String>,
+    /// The most constraints to try, each by partitioning the program again
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_whole::<usize>)]
+    pub trials: usize,
+    /// The most rows of each table; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 20, value_parser = parse_whole::<usize>)]
+    pub limit: usize,
+}
+
 #[derive(Args)]
 pub struct Diff {
     /// The one before

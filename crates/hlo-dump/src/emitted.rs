@@ -14,9 +14,9 @@ use crate::output::{self, BOLD, line, paint};
 
 #[derive(Serialize)]
 pub struct KindOverAxes {
-    kind: &'static str,
+    pub kind: &'static str,
     #[serde(flatten)]
-    sums: Sums,
+    pub sums: Sums,
 }
 
 /// The sums of collectives over some axes, before and after a plugin.

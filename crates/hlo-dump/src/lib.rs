@@ -7,6 +7,8 @@
 //! several threads may run commands at the same time. The program `meshloom` has commands of the same kind: they share
 //! the modules for inputs and output, [`parse`] and [`execute`].
 
+#[cfg(feature = "compiler")]
+mod advise;
 #[cfg(feature = "configs")]
 #[doc(hidden)]
 pub mod ahead;
@@ -107,6 +109,9 @@ enum Command {
     /// Partition a program as JAX lowers it, before XLA does: what it then moves and holds
     #[cfg(feature = "compiler")]
     Partition(arguments::Partition),
+    /// Compare what meshloom and XLA make of a program as JAX lowers it, and try constraints that would change it
+    #[cfg(feature = "compiler")]
+    Advise(arguments::Advise),
     /// Compare two programs by meaning: renumbering is no difference
     Diff(Diff),
     /// Put everything on one page that needs no network
@@ -258,6 +263,8 @@ fn execute_command(command: Command, json: bool) -> Result<Outcome> {
         Command::Explain(explain) => explain::run(&explain, json)?,
         #[cfg(feature = "compiler")]
         Command::Partition(partition) => partition::run(&partition, json)?,
+        #[cfg(feature = "compiler")]
+        Command::Advise(advise) => advise::run(&advise, json)?,
         Command::Diff(diff) => return diff::run(&diff, json),
         Command::Traffic(traffic) => traffic::run(&traffic, json)?,
         Command::Report(report) => report::run(&report, json)?,

@@ -33,20 +33,7 @@ pub struct Answer<'a> {
 }
 
 pub fn run(arguments: &arguments::Partition, json: bool) -> Result<()> {
-    let loaded = load(&arguments.input)?;
-    if loaded.run.is_some() {
-        bail!("{}: a run config is partitioned as it says: `hlo-dump collectives` shows the result", loaded.name);
-    }
-    if loaded.device_count() < 2 {
-        bail!("{}: the program is for one device, so there is nothing to partition", loaded.name);
-    }
-    if !loaded.partitioning.is_pending() {
-        bail!(
-            "{}: the module is the program of one device already; give what comes before XLA's partitioner, such as \
-             the text of `lowered` in JAX",
-            loaded.name
-        );
-    }
+    let loaded = unpartitioned(&arguments.input)?;
     let start = Instant::now();
     let lowered = lower_module(&loaded.module, &LowerOptions::default()).with_context(|| loaded.name.clone())?;
     let seconds = start.elapsed().as_secs_f64();
@@ -74,6 +61,25 @@ pub fn run(arguments: &arguments::Partition, json: bool) -> Result<()> {
         line(&format!("{}: the partitioned module", path.display()));
     }
     Ok(())
+}
+
+/// Loads a program of several devices that XLA has yet to partition.
+pub fn unpartitioned(input: &arguments::Input) -> Result<Loaded> {
+    let loaded = load(input)?;
+    if loaded.run.is_some() {
+        bail!("{}: a run config is partitioned as it says: `hlo-dump collectives` shows the result", loaded.name);
+    }
+    if loaded.device_count() < 2 {
+        bail!("{}: the program is for one device, so there is nothing to partition", loaded.name);
+    }
+    if !loaded.partitioning.is_pending() {
+        bail!(
+            "{}: the module is the program of one device already; give what comes before XLA's partitioner, such as \
+             the text of `lowered` in JAX",
+            loaded.name
+        );
+    }
+    Ok(loaded)
 }
 
 fn write(path: &Path, loaded: &Loaded) -> Result<()> {

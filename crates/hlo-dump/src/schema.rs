@@ -25,6 +25,8 @@ const COMMANDS: &[(&str, &[Form])] = &[
     ("explain", &[of_input::<explain::Answer>]),
     #[cfg(feature = "compiler")]
     ("partition", &[of_input::<crate::partition::Answer>]),
+    #[cfg(feature = "compiler")]
+    ("advise", &[of_input::<crate::advise::Answer>]),
     ("diff", &[of_two::<diff::Answer>]),
     ("report", &[of_input::<report::Answer>]),
     ("lock", &[of_input::<lock::TrafficLock>]),
