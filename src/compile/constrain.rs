@@ -15,7 +15,7 @@ use crate::emit::Annotation;
 use crate::import::stated_spec;
 use crate::ir::{Spec, TensorType};
 
-/// What a constraint would be on.
+/// The kind of value that a constraint would be on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SiteKind {
     /// A parameter without a sharding: every device has it whole.
@@ -31,7 +31,7 @@ pub enum SiteKind {
 /// A value of a module that may be constrained.
 #[derive(Clone, Debug)]
 pub struct ConstraintSite {
-    /// What the constraint would be on.
+    /// The kind of value that the constraint would be on.
     pub kind: SiteKind,
     /// The name of the instruction.
     pub name: String,
@@ -84,7 +84,7 @@ pub fn constraint_sites(module: &HloModuleProto, mesh: &Mesh) -> Vec<ConstraintS
             "custom-call" if instruction.custom_call_target == "Sharding" => SiteKind::Stated,
             // A result that replaces a parameter is to be split as that one is.
             _ if result.is_some() && !is_donated => SiteKind::Result,
-            // What is constrained already, and what can be made anywhere, needs no constraint.
+            // A value that is constrained already, or can be made anywhere, needs no constraint.
             "parameter" | "constant" | "iota" | "broadcast" | "custom-call" => continue,
             _ => SiteKind::Value,
         };

@@ -11,7 +11,7 @@ use crate::ir::Spec;
 /// The most mesh axes whose combinations are tried.
 const MOST_AXES: usize = 4;
 
-/// What one device does in a run of a partitioned program.
+/// The figures of one device in a run of a partitioned program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFigures {
     /// The bytes that it sends, at most.
@@ -170,7 +170,7 @@ fn choose(kind: SiteKind, current: DeviceFigures, tried: Vec<ConstraintTrial>) -
         (_, None) => usize::MAX,
         (_, Some(spec)) => spec.used_axes().count(),
     };
-    // What changes no work is what meshloom does anyway.
+    // A spec that changes no work is one that meshloom gives the value anyway.
     let is_other_work = |it: &ConstraintTrial| kind != SiteKind::Input && it.figures.operations != current.operations;
     let key = |it: &&ConstraintTrial| {
         let DeviceFigures { moved_bytes, peak, operations } = it.figures;

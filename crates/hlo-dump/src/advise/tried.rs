@@ -42,7 +42,8 @@ pub enum Benefit {
 /// A constraint that the program was partitioned with.
 #[derive(JsonSchema, Serialize)]
 pub struct Advice {
-    /// The kind of value that it would be on: `input`, `result`, `stated` (in place of a constraint that the program has)
+    /// The kind of value that it would be on: `input`, `result`, `stated` (in place of a constraint that the program
+    /// has) or `value`.
     /// or `value`.
     pub on: &'static str,
     /// The reason for it.
