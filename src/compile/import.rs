@@ -25,7 +25,7 @@ pub fn lower_module(module: &HloModuleProto, options: &LowerOptions<'_>) -> Resu
     // No value has a name, so there is nothing for rules to say.
     let rules = RuleSets::uniform(Rules::from_pairs(&[]).map_err(Box::new)?).with_strict(false);
     let sharding = imported.mesh.as_ref().map(|mesh| (mesh, &rules));
-    lower(&graph, &LowerOptions { sharding, aliases: imported.aliases, ..options.clone() })
+    lower(&graph, &LowerOptions { sharding, aliases: imported.aliases, exact_ports: true, ..options.clone() })
 }
 
 /// Gives specs to the ports that the module leaves open.

@@ -129,7 +129,7 @@ impl Lowering<'_> {
     fn shard(&mut self, graph: Graph, mesh: &Mesh, rules: &RuleSets) -> Result<Sharded, Error> {
         let aliases = &self.options.aliases;
         let annotated = annotate(&graph, mesh, rules, aliases)?;
-        let (graph, unpadded) = match pad_uneven(&annotated.graph, mesh, aliases)? {
+        let (graph, unpadded) = match pad_uneven(&annotated.graph, mesh, aliases, self.options.exact_ports)? {
             Some(padded) => (padded, Some(Ports::of(&annotated.graph))),
             None => (annotated.graph, None),
         };

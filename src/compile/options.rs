@@ -72,6 +72,9 @@ pub struct LowerOptions<'a> {
     pub levels: Option<SliceLevels>,
     /// The implementations of ops that have several. A module that XLA partitions has their plain forms.
     pub kernels: Kernels,
+    /// Keeps the sizes of inputs and outputs where a constraint splits the same dimension unevenly: the program pads
+    /// and cuts them. Otherwise the host does it.
+    pub exact_ports: bool,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.

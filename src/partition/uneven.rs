@@ -28,11 +28,17 @@ use crate::ops::{
 use crate::sharding::ties;
 
 /// The graph with its uneven dimensions padded; `None` if it has no such dimension. An output that shares a buffer with
-/// an input (`aliases` of (output, input)) is padded as that input is.
+/// an input (`aliases` of (output, input)) is padded as that input is. With `exact_ports` the graph itself pads inputs
+/// and cuts outputs.
 ///
 /// # Errors
 /// A padded value has more bytes than can be addressed.
-pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Result<Option<Graph>, OpError> {
+pub fn pad_uneven(
+    graph: &Graph,
+    mesh: &Mesh,
+    aliases: &[(usize, usize)],
+    exact_ports: bool,
+) -> Result<Option<Graph>, OpError> {
     if !has_uneven_spec(graph, mesh) {
         return Ok(None);
     }
@@ -46,7 +52,7 @@ pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Res
     }
     classes.demand(graph, mesh);
     let mut rewriter = Rewriter { classes, bodies: BodyCache::default() };
-    Ok(Some(rewriter.graph(graph)?))
+    Ok(Some(rewriter.graph(graph, exact_ports)?))
 }
 
 /// The specs that a graph itself states, without those of its bodies, each with the value that has it.
@@ -196,11 +202,19 @@ struct Rewriter {
 }
 
 impl Rewriter {
-    fn graph(&mut self, graph: &Graph) -> Result<Graph, OpError> {
+    fn graph(&mut self, graph: &Graph, exact_ports: bool) -> Result<Graph, OpError> {
         let mut copy = GraphCopy::new(graph);
         for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
+            if exact_ports {
+                copy.input(input, info.clone());
+                continue;
+            }
             let ty = TensorType { dtype: graph.ty(input).dtype, dims: self.classes.dims(graph, input) };
             copy.input_as(input, ty, info.clone());
+        }
+        for &input in graph.inputs() {
+            let padded = resize(&mut copy.builder, copy.map.get(input), &self.classes.dims(graph, input))?;
+            copy.map.set(input, padded);
         }
         for node in graph.nodes() {
             copy.builder.set_origin(node.origin());
@@ -211,6 +225,12 @@ impl Rewriter {
             for (old, new) in node.results().zip(results) {
                 let padded = resize(&mut copy.builder, new, &self.classes.dims(graph, old))?;
                 copy.map.set(old, padded);
+            }
+        }
+        if exact_ports {
+            for &output in graph.outputs() {
+                let cut = resize(&mut copy.builder, copy.map.get(output), &graph.ty(output).dims)?;
+                copy.map.set(output, cut);
             }
         }
         Ok(copy.finish())
@@ -304,7 +324,7 @@ impl Rewriter {
         if let Some(done) = self.bodies.find(body) {
             return Ok(done);
         }
-        let done = Arc::new(self.graph(body)?);
+        let done = Arc::new(self.graph(body, false)?);
         Ok(self.bodies.insert(body, done))
     }
 }
