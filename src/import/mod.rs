@@ -33,6 +33,9 @@ use shardings::{Constraints, Stated};
 /// How deep computations may call each other. Their nesting is also one of this reader's calls.
 const NESTING: usize = 100;
 
+/// The target of the custom call that states the sharding of a result of the program, in Shardy's text alone.
+const RESULT_SHARDING: &str = "xla.sdy.FuncResultSharding";
+
 /// The import rules of an opcode: mostly one.
 type OpcodeRules = SmallVec<[Recognize; 2]>;
 
@@ -69,6 +72,7 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
         sources: Sources::of(module),
         iterations: trip_count::known(module),
         bodies: FxHashMap::default(),
+        open_results: Vec::new(),
         depth: 0,
         manual: 0,
     };
@@ -84,6 +88,8 @@ struct Importer<'m> {
     iterations: FxHashMap<i64, u64>,
     /// The graphs of computations that are called, and whether that is in a manual region.
     bodies: FxHashMap<(i64, bool), Arc<Graph>>,
+    /// The results of the program that propagation may split further.
+    open_results: Vec<Value>,
     depth: usize,
     /// The number of manual regions around the computation.
     manual: usize,
@@ -98,7 +104,13 @@ type InstructionValues<'m> = FxHashMap<i64, Known<'m>>;
 impl<'m> Importer<'m> {
     fn module(mut self, module: &'m HloModuleProto, entry: &'m HloComputationProto) -> Result<Imported, ImportError> {
         let (mut graph, root) = self.computation(entry, &module.name, true)?;
-        let outputs = self.ports(root)?;
+        let mut outputs = self.ports(root)?;
+        // The caller is told the sharding of a result with open dimensions.
+        for (info, output) in outputs.iter_mut().zip(graph.outputs()) {
+            if self.open_results.contains(output) {
+                info.spec = None;
+            }
+        }
         graph.set_output_info(outputs);
         let entries = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
         let is_plain = |index: &[i64]| index.len() <= 1;
@@ -143,12 +155,10 @@ impl<'m> Importer<'m> {
         for instruction in computation.instructions.iter().filter(|it| it.opcode != "parameter") {
             builder.set_origin(self.origin(instruction));
             let made = self.instruction(instruction, &mut builder, &values)?;
-            // The sharding of the root of the program is that of its results.
-            let is_stated = instruction.sharding.is_some() && !(is_entry && instruction.id == computation.root_id);
+            let is_result = is_entry && instruction.id == computation.root_id;
             let made = match instruction.opcode.as_str() {
                 "tuple" | "get-tuple-element" => made,
-                _ if is_stated => self.constraint(instruction, &mut builder, &made)?,
-                _ => made,
+                _ => self.constraint(instruction, &mut builder, made, is_result)?,
             };
             values.insert(instruction.id, (made, instruction));
         }
@@ -179,7 +189,7 @@ impl<'m> Importer<'m> {
             }
             "custom-call" => match instruction.custom_call_target.as_str() {
                 // The caller reads the sharding that they state, as that of any instruction.
-                "Sharding" | "xla.sdy.FuncResultSharding" | "xla.sdy.PropagationBarrier" => return Ok(flat),
+                "Sharding" | RESULT_SHARDING | "xla.sdy.PropagationBarrier" => return Ok(flat),
                 "xla.sdy.ShardingGroup" => return Ok(Values::new()),
                 _ => {
                     if let Some(made) = self.border(instruction, &operands, builder)? {
@@ -220,25 +230,41 @@ impl<'m> Importer<'m> {
         self.opaque(instruction, &types, builder, flat)
     }
 
-    /// A value with a sharding that the module asks for here.
+    /// The results of an instruction with the shardings that the module asks for here. The sharding of a result of the
+    /// program is that of a port, unless it has open dimensions.
     fn constraint(
-        &self,
+        &mut self,
         instruction: &'m HloInstructionProto,
         builder: &mut GraphBuilder,
-        operands: &[Value],
+        operands: Values,
+        is_result: bool,
     ) -> Result<Values, ImportError> {
+        let is_result = is_result || instruction.custom_call_target == RESULT_SHARDING;
+        if instruction.sharding.is_none() && !is_result {
+            return Ok(operands);
+        }
         let types = self.types(instruction)?;
         let stated = self.constraints.stated(instruction, &types).map_err(|why| self.refused(instruction, why))?;
         let mut made = Values::new();
-        for (&operand, stated) in operands.iter().zip(stated) {
-            made.push(match stated {
-                Some(Stated { spec, open, .. }) if !(spec.is_replicated() && open.iter().all(|&open| open)) => {
+        for (operand, stated) in operands.into_iter().zip(stated) {
+            let Some(Stated { spec, open, .. }) = stated else {
+                made.push(operand);
+                continue;
+            };
+            let is_open = open.contains(&true);
+            let says_nothing = spec.is_replicated() && open.iter().all(|&open| open) || is_result && !is_open;
+            let value = match says_nothing {
+                true => operand,
+                false => {
                     let open = (0..spec.rank()).filter(|&dim| open.get(dim) == Some(&true)).collect();
                     let pushed = builder.push1(Reshard { open, ..Reshard::new(spec) }, &[operand]);
                     pushed.map_err(|error| ImportError::Op { place: self.place(instruction), source: error.into() })?
                 }
-                _ => operand,
-            });
+            };
+            if is_result && is_open {
+                self.open_results.push(value);
+            }
+            made.push(value);
         }
         Ok(made)
     }

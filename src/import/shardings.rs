@@ -134,8 +134,13 @@ impl Constraints {
         instruction: &HloInstructionProto,
         types: &[TensorType],
     ) -> Result<Vec<Option<Stated>>, String> {
-        let (Some(sharding), Some(mesh)) = (instruction.sharding.as_deref(), &self.mesh) else {
-            return Ok(vec![None; types.len()]);
+        let Some(mesh) = &self.mesh else { return Ok(vec![None; types.len()]) };
+        let Some(sharding) = instruction.sharding.as_deref() else {
+            // Shardy's text stands alone where a result of the program is stated.
+            let alone = self.shardy_values(instruction, SHARDING)?.filter(|values| values.len() == types.len());
+            let read =
+                |value: ShardyValue| read(&self.tiles(&value.tiles, value.open.len())?, value.open, mesh).map(Some);
+            return alone.map_or(Ok(vec![None; types.len()]), |values| values.into_iter().map(read).collect());
         };
         let own: Vec<&OpSharding> = match sharding.r#type() {
             Type::Tuple => sharding.tuple_shardings.iter().collect(),

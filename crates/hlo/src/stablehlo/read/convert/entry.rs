@@ -270,6 +270,25 @@ fn set_layout(shape: &mut ShapeProto, attributes: &Attributes<'_>) -> Result<()>
     Ok(())
 }
 
+/// The attributes by which XLA keeps that layouts are left to the compiler, which no shape says: `out_layout_modes =
+/// "default;auto"`.
+pub(super) fn layout_modes(function: &Operation<'_>) -> Result<Vec<(String, String)>> {
+    const NAME: &str = "mhlo.layout_mode";
+    let (arguments, results) = signature_attributes(function)?;
+    let mut found = Vec::new();
+    for (name, ports) in [("arg_layout_modes", &arguments), ("out_layout_modes", &results)] {
+        let mode = |attributes: &Attributes<'_>| match attributes.get(NAME) {
+            Some(stated) => Ok(stated.string(NAME)?.to_owned()),
+            None => Ok("default".to_owned()),
+        };
+        let modes = ports.iter().map(mode).collect::<Result<Vec<String>>>()?;
+        if modes.iter().any(|mode| mode == "auto") {
+            found.push((name.to_owned(), modes.join(";")));
+        }
+    }
+    Ok(found)
+}
+
 /// The dictionaries in the list that an attribute has; empty if there is no such attribute.
 fn dictionaries<'a>(attributes: &Attributes<'a>, name: &str) -> Vec<Attributes<'a>> {
     let Some(Value::List(items)) = attributes.get(name).map(|attribute| &attribute.value) else { return Vec::new() };

@@ -107,7 +107,7 @@ impl Meshes {
         Ok(shardings)
     }
 
-    /// `@mesh, [{"data", "fsdp"}, {"x":(1)2, ?}p1], replicated={"y"}`
+    /// `@mesh, [{"data", "fsdp"}, {"x":(1)2, ?}p1], replicated={"y"}, unreduced=max{"z"}`
     fn sharding(&self, lexer: &mut Lexer<'_>, manual: &[String]) -> Result<ShardyValue> {
         let start = lexer.here();
         let inline;
@@ -127,7 +127,23 @@ impl Meshes {
             open.push(is_open);
             lexer.separator(']', "after the sharding of a dimension")?;
         }
-        match (tiles(mesh, &dimensions, manual), axes_as_tiles(mesh, manual)) {
+        let mut unreduced = Vec::new();
+        while lexer.eat(",") {
+            let is_unreduced = lexer.eat_word("unreduced");
+            if !is_unreduced && !lexer.eat_word("replicated") {
+                return lexer.unexpected("\"replicated\" or \"unreduced\" of a sharding");
+            }
+            lexer.expect("=", "before the axes that split no dimension")?;
+            if !is_unreduced {
+                // Tiles say it of all axes that are left.
+                lexer.balanced()?;
+                continue;
+            }
+            // Tiles do not say how the parts are joined.
+            let _ = lexer.eat_word("max") || lexer.eat_word("min");
+            unreduced = dimension(lexer, mesh)?.0;
+        }
+        match (tiles(mesh, &dimensions, manual, &unreduced), axes_as_tiles(mesh, manual)) {
             (Some(tiles), Some(manual)) => Ok(ShardyValue { tiles, open, manual }),
             _ => fault(start, "the parts of axes in this sharding do not divide the axes"),
         }
@@ -211,7 +227,7 @@ fn dimension(lexer: &mut Lexer<'_>, mesh: &ShardyMesh) -> Result<(Vec<AxisPart>,
 fn axes_as_tiles(mesh: &ShardyMesh, names: &[String]) -> Option<OpSharding> {
     let own = mesh.axes.iter().enumerate().filter(|(_, (name, _))| names.contains(name));
     let parts = own.map(|(axis, _)| AxisPart { axis, part: None }).collect();
-    tiles(mesh, &[parts], &[])
+    tiles(mesh, &[parts], &[], &[])
 }
 
 /// `{"data", "fsdp"}`, which may say again what it is: `#sdy<manual_axes{"data"}>`, `manual_axes={"data"}`.
@@ -302,7 +318,12 @@ impl ShardyText {
 /// A sharding in tiles. Axes are cut where a part of one is used; the devices are an iota over what they are cut into,
 /// transposed so that what splits the first dimension varies slowest. The result is `None` if parts do not divide their
 /// axes.
-fn tiles(mesh: &ShardyMesh, dimensions: &[Vec<AxisPart>], manual: &[String]) -> Option<OpSharding> {
+fn tiles(
+    mesh: &ShardyMesh,
+    dimensions: &[Vec<AxisPart>],
+    manual: &[String],
+    unreduced: &[AxisPart],
+) -> Option<OpSharding> {
     if let ([], &[device]) = (mesh.axes.as_slice(), mesh.devices.as_slice()) {
         return Some(OpSharding {
             r#type: Type::Maximal.into(),
@@ -312,7 +333,7 @@ fn tiles(mesh: &ShardyMesh, dimensions: &[Vec<AxisPart>], manual: &[String]) -> 
         });
     }
     let mut borders: Vec<BTreeSet<i64>> = mesh.axes.iter().map(|(_, size)| [1, *size].into()).collect();
-    for AxisPart { axis, part } in dimensions.iter().flatten() {
+    for AxisPart { axis, part } in dimensions.iter().flatten().chain(unreduced) {
         if let Some((before, size)) = part {
             borders.get_mut(*axis)?.extend([*before, before.checked_mul(*size)?]);
         }
@@ -348,30 +369,35 @@ fn tiles(mesh: &ShardyMesh, dimensions: &[Vec<AxisPart>], manual: &[String]) -> 
         return None;
     }
     let rest: Vec<usize> = (0..pieces.len()).filter(|piece| !order.contains(piece)).collect();
-    let (manual_pieces, replicated): (Vec<usize>, Vec<usize>) = rest.into_iter().partition(is_manual);
-    let (manual_count, replicas) = (product(&manual_pieces)?, product(&replicated)?);
+    let (manual_pieces, rest): (Vec<usize>, Vec<usize>) = rest.into_iter().partition(is_manual);
+    let partial: BTreeSet<usize> = unreduced.iter().flat_map(&inside).collect();
+    let (unreduced_pieces, replicated): (Vec<usize>, Vec<usize>) =
+        rest.into_iter().partition(|piece| partial.contains(piece));
     let shards = product(&order)?;
-    if shards == 1 && (manual_count == 1 || replicas == 1) {
-        let kind = if manual_count == 1 { Type::Replicated } else { Type::Manual };
-        return Some(OpSharding { r#type: kind.into(), ..OpSharding::default() });
-    }
     let mut sizes = split.iter().map(|pieces| product(pieces)).collect::<Option<Vec<i64>>>()?;
-    let mut last_tile_dims = Vec::new();
-    for (count, kind) in [(replicas, Type::Replicated), (manual_count, Type::Manual)] {
+    let mut kinds = Vec::new();
+    for (pieces, kind) in
+        [(&replicated, Type::Replicated), (&manual_pieces, Type::Manual), (&unreduced_pieces, Type::Unreduced)]
+    {
+        let count = product(pieces)?;
         if count > 1 {
             sizes.push(count);
-            last_tile_dims.push(kind.into());
+            kinds.push(kind);
         }
+        order.extend(pieces);
     }
-    order.extend(replicated.iter().chain(&manual_pieces));
-    let only_replicas = manual_count == 1;
+    if let (1, [] | [_]) = (shards, kinds.as_slice()) {
+        let kind = kinds.first().copied().unwrap_or(Type::Replicated);
+        return Some(OpSharding { r#type: kind.into(), ..OpSharding::default() });
+    }
+    let only_replicas = kinds.iter().all(|kind| *kind == Type::Replicated);
     let mut sharding = OpSharding {
         r#type: Type::Other.into(),
         tile_assignment_dimensions: sizes,
         iota_reshape_dims: (0..pieces.len()).map(size).collect(),
         iota_transpose_perm: order.iter().map(|&piece| piece as i32).collect(),
-        replicate_on_last_tile_dim: only_replicas && replicas > 1,
-        last_tile_dims: if only_replicas { Vec::new() } else { last_tile_dims },
+        replicate_on_last_tile_dim: only_replicas && !kinds.is_empty(),
+        last_tile_dims: if only_replicas { Vec::new() } else { kinds.into_iter().map(Into::into).collect() },
         ..OpSharding::default()
     };
     match mesh.devices.is_empty() {

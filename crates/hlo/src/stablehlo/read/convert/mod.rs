@@ -209,6 +209,7 @@ impl<'a, 'o> Converter<'a, 'o> {
         make_names_unique(module);
         let mut map = self.frontend_attributes(attributes)?;
         map.map.extend(self.meshes.attribute());
+        map.map.extend(entry::layout_modes(entry)?);
         module.frontend_attributes = (!map.map.is_empty()).then_some(map);
         module.stack_frame_index = self.frames.finish();
         let shape = module.computations.last().and_then(|entry| entry.program_shape.clone());
