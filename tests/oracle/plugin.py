@@ -37,6 +37,7 @@ def programs(folder):
     import jax
     import jax.numpy as jnp
     import numpy
+    from jax.experimental.layout import Format, Layout
     from jax.sharding import AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
@@ -113,6 +114,20 @@ def programs(folder):
             "collectives": compiled.as_text().count("replica_groups") + compiled.as_text().count("source_target_pairs"),
             "arguments": compiled.memory_analysis().argument_size_in_bytes,
         }
+    # A layout that is stated, and layouts that are left to the compiler.
+    columns = Format(Layout((1, 0)), x.sharding)
+
+    def laid(x):
+        return x * 2
+
+    def chosen(x):
+        return x.T
+
+    stated = jax.jit(laid, out_shardings=columns).lower(x).compile()
+    auto = jax.jit(chosen, in_shardings=Format(Layout.AUTO), out_shardings=Format(Layout.AUTO))
+    auto = auto.lower(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)).compile()
+    arrays["laid_0"] = numpy.asarray(stated(x))
+    said["layouts"] = [str(one.output_formats.layout.major_to_minor) for one in (stated, auto)]
     if os.environ.get("WITH_STEPS"):
         steps(arrays)
     numpy.savez(folder / "arrays.npz", **arrays)
@@ -210,6 +225,7 @@ def main():
         check("lines of the log for the scan", sum("jit_scan for 8 devices: replaced" in one for one in said.splitlines()) > 0, True)
 
         check("devices", through_said["devices"], DEVICES)
+        check("layouts", through_said["layouts"], off_said["layouts"])
         for name in NAMES:
             if name in NOT_REPLACED:
                 check(f"{name}: what JAX says without and with the plugin's eyes", through_said[name], off_said[name])
@@ -229,6 +245,9 @@ def main():
             found = [one for one in decisions if one["module"] == module and one["devices"] == DEVICES]
             check(f"{module}: the decision in the dump", [one["decision"] for one in found[:1]], [decision])
             check(f"{module}: a reason", [refusal in (one["reason"] or "") for one in found[:1]], [decision == "passed_on"])
+        made = {one["module"]: (one["decision"], one["reason"]) for one in decisions}
+        check("a layout that is stated", made["jit_laid"], ("replaced", None))
+        check("layouts that are open", "leaves layouts to the compiler" in (made["jit_chosen"][1] or ""), True)
         one = [one["reason"] for one in decisions if one["devices"] == 1]
         check("reasons for one device", set(one), {"it runs on one device"})
         unread = [one["reason"] for one in decisions if one["instructions"] is None]

@@ -11,5 +11,6 @@ mod local_form;
 mod local_rewrites;
 mod programs;
 mod several_operands;
+mod stated;
 mod snapshots;
 mod train_steps;

@@ -47,6 +47,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         deny_replication: _,
         groups: _,
         overlap_collectives: _,
+        exact_ports: _,
         skip_verifier: _,
         omit_metadata: _,
         host_memory: _,

@@ -85,6 +85,12 @@ pub enum Reason {
     /// An instruction that is carried as it is would gather a value that XLA may leave split.
     #[error("it would gather for an instruction that meshloom has no op for: {0}")]
     Gathers(String),
+    /// A replacement cannot say it.
+    #[error("it leaves layouts to the compiler, and a plugin chooses them for programs in StableHLO alone")]
+    OpenLayouts,
+    /// A replacement cannot say it either.
+    #[error("it has arguments or results in the host's memory, and a plugin reads this in StableHLO alone")]
+    HostMemory,
     /// meshloom cannot import or partition it.
     #[error("{0}")]
     Refused(String),
