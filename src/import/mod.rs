@@ -7,6 +7,7 @@
 //!
 //! Source lines are those of another language, so that nodes keep scopes alone: the path in `op_name`.
 
+mod collectives;
 mod error;
 mod shardings;
 
@@ -50,6 +51,20 @@ pub struct Imported {
 /// The module has an instruction that no op recognizes, a type that graphs do not have, or a sharding that is not along
 /// the axes of one mesh; or it is no valid module.
 pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
+    import_with(module, Constraints::of(module)?, None)
+}
+
+/// Reads a module that is the program of one device of a mesh. Its collectives become ops over axes of the mesh; one
+/// whose devices do not follow these is not recognized.
+pub(crate) fn import_local(module: &HloModuleProto, mesh: &Mesh) -> Result<Imported, ImportError> {
+    import_with(module, Constraints { mesh: None }, Some(mesh.clone()))
+}
+
+fn import_with(
+    module: &HloModuleProto,
+    constraints: Constraints,
+    local_to: Option<Mesh>,
+) -> Result<Imported, ImportError> {
     let mut rules: FxHashMap<&'static str, OpcodeRules> = FxHashMap::default();
     for (opcodes, rule) in Op::IMPORT_RULES {
         opcodes.iter().for_each(|opcode| rules.entry(opcode).or_default().push(*rule));
@@ -57,11 +72,11 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
     let computations: FxHashMap<i64, &HloComputationProto> =
         module.computations.iter().map(|computation| (computation.id, computation)).collect();
     let Some(&entry) = computations.get(&module.entry_computation_id) else { return Err(ImportError::NoEntry) };
-    let constraints = Constraints::of(module)?;
     let importer = Importer {
         rules,
         computations,
         constraints,
+        local_to,
         sources: Sources::of(module),
         iterations: trip_count::known(module),
         bodies: FxHashMap::default(),
@@ -74,6 +89,8 @@ struct Importer<'m> {
     rules: FxHashMap<&'static str, OpcodeRules>,
     computations: FxHashMap<i64, &'m HloComputationProto>,
     constraints: Constraints,
+    /// The mesh of which the module is the program of one device.
+    local_to: Option<Mesh>,
     sources: Sources<'m>,
     /// The iterations of loops, by the id of their instructions.
     iterations: FxHashMap<i64, u64>,
@@ -169,6 +186,15 @@ impl<'m> Importer<'m> {
             _ => {}
         }
         let types = self.types(instruction)?;
+        if let Some(mesh) = &self.local_to {
+            let called = instruction.called_computation_ids.first();
+            let called = called.and_then(|id| self.computations.get(id).copied());
+            match collectives::collective(mesh, instruction, called, builder, &flat) {
+                Ok(Some(made)) if made.iter().map(|&value| builder.ty(value)).eq(&types) => return Ok(made),
+                Ok(_) => {}
+                Err(error) => return Err(ImportError::Op { place: self.place(instruction), source: error.into() }),
+            }
+        }
         let rules = self.rules.get(instruction.opcode.as_str()).cloned().unwrap_or_default();
         let mut context =
             ImportedInstruction { importer: self, instruction, operands: &flat, types: &types, builder, fault: None };

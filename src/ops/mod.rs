@@ -52,11 +52,11 @@ pub use attention::{
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, ReduceScatter};
 pub use constant::{Constant, Iota, Number, Splat};
-pub(crate) use context::Import;
 pub use context::{
     BatchContext, Batched, ComputationId, EmitBody, EmitCollectives, EmitContext, EmitDefinition, ImportContext,
     InstructionId, JvpContext, PartitionContext, Recognize, Recognized, VjpContext,
 };
+pub(crate) use context::{Import, combiner};
 pub(crate) use context::{PartitionPorts, Stretch, aligned, batch_in_front};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};

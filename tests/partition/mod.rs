@@ -12,3 +12,4 @@ mod programs;
 mod several_operands;
 mod snapshots;
 mod train_steps;
+mod verify;

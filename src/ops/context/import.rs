@@ -96,7 +96,7 @@ pub(in crate::ops) fn axes<C: FromIterator<usize>>(numbers: &[i64]) -> Option<C>
 
 /// The opcode that a computation applies to its two scalar parameters and does nothing else: that of a reduction, and
 /// the element type.
-pub(in crate::ops) fn combiner(computation: &HloComputationProto) -> Option<(ReduceKind, DType)> {
+pub(crate) fn combiner(computation: &HloComputationProto) -> Option<(ReduceKind, DType)> {
     let [first, second, root] = computation.instructions.as_slice() else { return None };
     let is_parameter = |it: &HloInstructionProto| it.opcode == "parameter";
     let mut read = root.operand_ids.clone();
