@@ -57,7 +57,7 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
 /// Reads a module that is the program of one device of a mesh. Its collectives become ops over axes of the mesh; one
 /// whose devices do not follow these is not recognized.
 pub(crate) fn import_local(module: &HloModuleProto, mesh: &Mesh) -> Result<Imported, ImportError> {
-    import_with(module, Constraints { mesh: None }, Some(mesh.clone()))
+    import_with(module, Constraints { mesh: Some(mesh.clone()) }, Some(mesh.clone()))
 }
 
 fn import_with(

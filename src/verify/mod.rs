@@ -13,6 +13,7 @@
 mod exchange;
 mod layout;
 mod loops;
+mod manual;
 mod matching;
 mod walk;
 
@@ -110,7 +111,8 @@ pub fn verify(global: &HloModuleProto, partitioned: &HloModuleProto) -> Result<V
         return Err(ProofError::Devices { global: devices, partitioned: found });
     }
     let (fine, parts) = finest(&mesh);
-    let local = import_local(partitioned, &fine).map_err(|error| ProofError::Partitioned(Box::new(error)))?;
+    let local = import_local(&manual::without_borders(partitioned), &fine)
+        .map_err(|error| ProofError::Partitioned(Box::new(error)))?;
     let (whole, local) = (normal(&whole.graph), normal(&local.graph));
     Ok(prove(&whole, &local, fine, &parts))
 }
@@ -194,20 +196,31 @@ fn prove(whole: &Graph, local: &Graph, fine: Mesh, parts: &[Axes]) -> Verdict {
         if own.dtype != ty.dtype || own.dims != dims {
             return refuted(format!("parameter {number} is {own}; the part of {ty} is one of {dims:?}"));
         }
+        // What the partitioned module states is what a caller hands over.
+        if let Some(stated) = &local.input_info()[number].spec
+            && prover.tile(stated, &ty.dims).map(|(_, begins)| begins).as_ref() != Some(&begins)
+        {
+            return refuted(format!("parameter {number} has another sharding in the partitioned module"));
+        }
         inputs.push((input, begins));
     }
     let facts = prover.program(whole, local, inputs);
     for (number, (&output, info)) in whole.outputs().iter().zip(whole.output_info()).enumerate() {
         let ty = whole.ty(output);
         let own = local.outputs()[number];
-        let wanted = match &info.spec {
+        let stated = &local.output_info()[number].spec;
+        let wanted = match info.spec.as_ref().map(cut).or_else(|| stated.clone()) {
             None => None,
-            Some(spec) => match prover.tile(&cut(spec), &ty.dims) {
+            Some(spec) => match prover.tile(&spec, &ty.dims) {
                 None => return Verdict::Undecided { why: format!("result {number} is not split evenly") },
                 Some((dims, begins)) => {
                     let found = local.ty(own);
                     if found.dtype != ty.dtype || found.dims != dims {
                         return refuted(format!("result {number} is {found}; the part of {ty} is one of {dims:?}"));
+                    }
+                    let other = stated.as_ref().map(|stated| prover.tile(stated, &ty.dims));
+                    if other.is_some_and(|other| other.is_none_or(|(_, other)| other != begins)) {
+                        return refuted(format!("result {number} has another sharding in the partitioned module"));
                     }
                     Some(begins)
                 }
