@@ -89,7 +89,7 @@ struct Importer<'m> {
     rules: FxHashMap<&'static str, OpcodeRules>,
     computations: FxHashMap<i64, &'m HloComputationProto>,
     constraints: Constraints,
-    /// The mesh of which the module is the program of one device.
+    /// The mesh, if the module is the program of one of its devices.
     local_to: Option<Mesh>,
     sources: Sources<'m>,
     /// The iterations of loops, by the id of their instructions.
@@ -179,6 +179,7 @@ impl<'m> Importer<'m> {
                 let found = operands.first().and_then(|(values, shape)| element(values, (*shape)?, instruction));
                 return found.ok_or_else(missing);
             }
+            "copy" if self.local_to.is_some() => return Ok(flat),
             "custom-call" if instruction.custom_call_target == "Sharding" => {
                 return self.constraint(instruction, builder, &flat);
             }

@@ -3,13 +3,19 @@
 use smallvec::SmallVec;
 
 use super::layout::{ANYWHERE, Begin, set};
-use super::walk::{Fact, Facts, Meaning, Prover, Whole};
+use super::walk::{Finding, Findings, Meaning, Prover, Whole};
 use crate::ir::{Graph, NodeRef, Value};
 use crate::ops::{Group, Op, ReduceKind};
 
 impl Prover {
-    pub(super) fn exchange(&mut self, whole: &Whole<'_>, local: &Graph, facts: &Facts, node: NodeRef<'_>) -> Vec<Fact> {
-        let mut found = vec![Fact::default(); node.results().count()];
+    pub(super) fn exchange(
+        &mut self,
+        whole: &Whole<'_>,
+        local: &Graph,
+        facts: &Findings,
+        node: NodeRef<'_>,
+    ) -> Vec<Finding> {
+        let mut found = vec![Finding::default(); node.results().count()];
         if let Op::AxisIndex(index) = node.op() {
             let mut ranks = vec![0; self.layouts.mesh.device_count()];
             for devices in index.group.devices(&self.layouts.mesh) {
@@ -28,7 +34,7 @@ impl Prover {
         found
     }
 
-    /// What the result of a collective is, of an operand that is this.
+    /// The meaning of a collective's result, from that of its operand.
     fn moved(&mut self, local: &Graph, op: &Op, operand: Value, meaning: &Meaning) -> Option<Meaning> {
         let dims = &local.ty(operand).dims;
         match op {
@@ -78,7 +84,7 @@ impl Prover {
                         sources[*devices.get(target as usize)?] = devices.get(source as usize).copied();
                     }
                 }
-                // A device that no other sends to gets zeros. Sums stay sums only where nobody moves among the terms.
+                // A device that no other sends to gets zeros. A sum stays one only where nobody moves among its terms.
                 let sources: Vec<usize> = sources.into_iter().collect::<Option<_>>()?;
                 if meaning.partial != 0 {
                     return None;

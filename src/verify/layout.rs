@@ -15,7 +15,7 @@ pub(super) const FIRST: Begin = 0;
 pub(super) const ANYWHERE: Begin = u32::MAX;
 
 /// A set of mesh axes, one bit each.
-pub(super) type AxisSet = u64;
+pub(super) type AxisBits = u64;
 
 /// All beginnings that occur in a proof, each once.
 pub(super) struct Layouts {
@@ -23,7 +23,7 @@ pub(super) struct Layouts {
     begins: Vec<Vec<i64>>,
     numbers: FxHashMap<Vec<i64>, Begin>,
     /// The axes that each of them depends on.
-    axes: Vec<AxisSet>,
+    axes: Vec<AxisBits>,
 }
 
 impl Layouts {
@@ -58,7 +58,7 @@ impl Layouts {
     }
 
     /// The axes along which devices have other beginnings.
-    pub(super) fn axes(&self, begin: Begin) -> AxisSet {
+    pub(super) fn axes(&self, begin: Begin) -> AxisBits {
         self.axes.get(begin as usize).copied().unwrap_or(0)
     }
 
@@ -69,7 +69,7 @@ impl Layouts {
     }
 
     /// Whether the parts of the devices that differ in their place along `axes` make up a dimension, each element once.
-    pub(super) fn covers(&self, begin: Begin, part: usize, size: usize, axes: AxisSet) -> bool {
+    pub(super) fn covers(&self, begin: Begin, part: usize, size: usize, axes: AxisBits) -> bool {
         let mut groups: BTreeMap<Vec<usize>, Vec<i64>> = BTreeMap::new();
         for (device, &begin) in self.begins(begin).iter().enumerate() {
             let others = self.mesh.axes().filter(|&axis| axes & bit(axis) == 0);
@@ -84,11 +84,11 @@ impl Layouts {
 }
 
 /// The set of one axis.
-pub(super) fn bit(axis: MeshAxis) -> AxisSet {
+pub(super) fn bit(axis: MeshAxis) -> AxisBits {
     1 << axis.index()
 }
 
 /// The set of some axes.
-pub(super) fn set(axes: &[MeshAxis]) -> AxisSet {
+pub(super) fn set(axes: &[MeshAxis]) -> AxisBits {
     axes.iter().fold(0, |set, &axis| set | bit(axis))
 }

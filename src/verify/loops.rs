@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::layout::{ANYWHERE, AxisSet, Begin, bit};
-use super::walk::{Fact, Facts, Meaning, Prover, Whole};
+use super::layout::{ANYWHERE, AxisBits, Begin, bit};
+use super::walk::{Finding, Findings, Meaning, Prover, Whole};
 use crate::ir::{Graph, NodeRef, Value};
 use crate::ops::{Op, While};
 
@@ -18,8 +18,14 @@ const MOST_GUESSES: usize = 64;
 
 impl Prover {
     /// The results of a loop, as those of the first global loop that it is.
-    pub(super) fn loops(&mut self, whole: &Whole<'_>, local: &Graph, facts: &Facts, node: NodeRef<'_>) -> Vec<Fact> {
-        let mut found = vec![Fact::default(); node.results().count()];
+    pub(super) fn loops(
+        &mut self,
+        whole: &Whole<'_>,
+        local: &Graph,
+        facts: &Findings,
+        node: NodeRef<'_>,
+    ) -> Vec<Finding> {
+        let mut found = vec![Finding::default(); node.results().count()];
         let Op::While(own) = node.op() else { return found };
         if self.depth >= NESTING {
             return found;
@@ -44,10 +50,10 @@ impl Prover {
         &mut self,
         whole: &Whole<'_>,
         local: &Graph,
-        facts: &Facts,
+        facts: &Findings,
         (node, own): (NodeRef<'_>, &While),
         (global, other): (NodeRef<'_>, &While),
-    ) -> Option<Vec<Fact>> {
+    ) -> Option<Vec<Finding>> {
         let (operands, of_global) = (node.operands(), global.operands());
         let (fixed, fixed_global) = (own.invariant_count, other.invariant_count);
         // For each input of the body, the inputs of the global body that it may be a part of.
@@ -55,11 +61,11 @@ impl Prover {
         let same = |whole_value: Value, from: std::ops::Range<usize>| -> Vec<usize> {
             from.filter(|&index| of_global[index] == whole_value).collect()
         };
-        let mut start: Vec<Fact> = Vec::new();
+        let mut start: Vec<Finding> = Vec::new();
         for (index, &operand) in operands.iter().enumerate() {
             let fact = facts.of(operand);
             let range = if index < fixed { 0..fixed_global } else { fixed_global..of_global.len() };
-            let mut of_input = Fact::default();
+            let mut of_input = Finding::default();
             for meaning in &fact.meanings {
                 for number in same(meaning.whole, range.clone()) {
                     of_input.meanings.push(Meaning { whole: inputs[number], ..meaning.clone() });
@@ -109,7 +115,7 @@ impl Prover {
             }
             let mut results = Vec::new();
             for carry in &start[fixed..] {
-                let mut result = Fact::default();
+                let mut result = Finding::default();
                 for meaning in &carry.meanings {
                     let place = is_carry(meaning.whole)? - fixed_global;
                     result.add(Meaning { whole: global.results().nth(place)?, ..meaning.clone() });
@@ -127,7 +133,7 @@ impl Prover {
         (whole, value): (&Graph, Value),
         (local, own): (&Graph, Value),
         number: f64,
-    ) -> Vec<(SmallVec<[Begin; 4]>, AxisSet)> {
+    ) -> Vec<(SmallVec<[Begin; 4]>, AxisBits)> {
         let (ty, part) = (whole.ty(value), local.ty(own));
         if ty.dtype != part.dtype || ty.rank() != part.rank() {
             return Vec::new();
@@ -144,15 +150,15 @@ impl Prover {
             });
             begins = longer.take(MOST_GUESSES).collect();
         }
-        let mut all: Vec<AxisSet> = vec![0];
+        let mut all: Vec<AxisBits> = vec![0];
         if number == 0.0 && ty.dtype.is_float() {
             for axis in self.layouts.mesh.axes() {
-                let more: Vec<AxisSet> = all.iter().map(|axes| axes | bit(axis)).collect();
+                let more: Vec<AxisBits> = all.iter().map(|axes| axes | bit(axis)).collect();
                 all.extend(more.into_iter().take(16));
             }
         }
         let pairs = all.iter().flat_map(|&partial| begins.iter().map(move |begins| (begins.clone(), partial)));
-        let apart = |(begins, partial): &(SmallVec<[Begin; 4]>, AxisSet)| {
+        let apart = |(begins, partial): &(SmallVec<[Begin; 4]>, AxisBits)| {
             begins.iter().all(|&begin| self.layouts.axes(begin) & partial == 0)
         };
         pairs.filter(apart).take(MOST_GUESSES).collect()
@@ -160,7 +166,7 @@ impl Prover {
 }
 
 /// Whether a value is shown to have a meaning.
-fn holds(fact: &Fact, meaning: &Meaning, whole: &Graph) -> bool {
+fn holds(fact: &Finding, meaning: &Meaning, whole: &Graph) -> bool {
     let number = fact.uniform.zip(whole.splat(meaning.whole));
     if number.is_some_and(|(own, global)| own.to_bits() == global.to_bits() && (meaning.partial == 0 || own == 0.0)) {
         return true;
@@ -173,11 +179,11 @@ fn holds(fact: &Fact, meaning: &Meaning, whole: &Graph) -> bool {
 }
 
 /// The facts of a body's inputs as those of the condition's, which reads the same values.
-fn at(start: &[Fact], inputs: &[Value], condition: &Graph) -> Vec<Fact> {
+fn at(start: &[Finding], inputs: &[Value], condition: &Graph) -> Vec<Finding> {
     let moved = |meaning: &Meaning| {
         let place = inputs.iter().position(|&input| input == meaning.whole)?;
         Some(Meaning { whole: *condition.inputs().get(place)?, ..meaning.clone() })
     };
-    let fact = |fact: &Fact| Fact { meanings: fact.meanings.iter().filter_map(moved).collect(), ..fact.clone() };
+    let fact = |fact: &Finding| Finding { meanings: fact.meanings.iter().filter_map(moved).collect(), ..fact.clone() };
     start.iter().map(fact).collect()
 }

@@ -23,6 +23,8 @@ fn unwrapped(module: &HloModuleProto) -> Option<HloModuleProto> {
     let calls = |id: i64, target: &str| {
         by_id.get(&id).filter(|it| it.opcode == "custom-call" && it.custom_call_target == target)
     };
+    // In a region that is manual along some axes alone, XLA's partitioner still has work to do.
+    let is_manual = |it: &HloInstructionProto| it.sharding.as_ref().is_some_and(|it| it.r#type() == Type::Manual);
     let mut stands_for: FxHashMap<i64, i64> = FxHashMap::default();
     let mut parameters: FxHashMap<i64, (HloInstructionProto, Option<Box<OpSharding>>)> = FxHashMap::default();
     let mut results: FxHashMap<i64, OpSharding> = FxHashMap::default();
@@ -31,7 +33,8 @@ fn unwrapped(module: &HloModuleProto) -> Option<HloModuleProto> {
         if calls(instruction.id, "SPMDFullToShardShape").is_some() {
             let stated = calls(operand()?, "Sharding")?;
             let parameter = by_id.get(stated.operand_ids.first()?).filter(|it| it.opcode == "parameter")?;
-            if readers.get(&parameter.id) != Some(&1) || readers.get(&stated.id) != Some(&1) {
+            if !is_manual(instruction) || readers.get(&parameter.id) != Some(&1) || readers.get(&stated.id) != Some(&1)
+            {
                 return None;
             }
             stands_for.insert(instruction.id, parameter.id);
@@ -40,7 +43,10 @@ fn unwrapped(module: &HloModuleProto) -> Option<HloModuleProto> {
         }
         if calls(instruction.id, "SPMDShardToFullShape").is_some() {
             let stated = calls(operand()?, "Sharding")?;
-            if readers.get(&stated.id) != Some(&1) || readers.get(&instruction.id).copied().unwrap_or(0) > 1 {
+            if !is_manual(stated)
+                || readers.get(&stated.id) != Some(&1)
+                || readers.get(&instruction.id).copied().unwrap_or(0) > 1
+            {
                 return None;
             }
             let inner = *stated.operand_ids.first()?;

@@ -1,9 +1,9 @@
-//! Ops: the global op of which an op makes a part.
+//! Ops: each makes a part of what a global op makes.
 
 use smallvec::SmallVec;
 
-use super::layout::{ANYWHERE, AxisSet, Begin, FIRST};
-use super::walk::{Fact, Facts, Meaning, Prover, Whole};
+use super::layout::{ANYWHERE, AxisBits, Begin, FIRST};
+use super::walk::{Finding, Findings, Meaning, Prover, Whole};
 use crate::ir::{Graph, NodeRef, TensorType, Value};
 use crate::ops::{BinaryKind, Devices, Effect, FactorKind, FactorRule, Linear, Op, ReduceKind, Reshape, SliceDim};
 
@@ -11,11 +11,11 @@ use crate::ops::{BinaryKind, Devices, Effect, FactorKind, FactorRule, Linear, Op
 const MOST_READINGS: usize = 64;
 
 /// An operand of a global op in the program of one device: a part of it, or a number that is the same everywhere.
-type Operand<'a> = (Value, Option<&'a Meaning>);
+type ReadOperand<'a> = (Value, Option<&'a Meaning>);
 
 /// The part of a factor that the devices run over.
 #[derive(Clone, Copy, PartialEq)]
-struct Part {
+struct FactorRange {
     begin: Begin,
     size: usize,
 }
@@ -26,9 +26,9 @@ impl Prover {
         &mut self,
         whole: &Whole<'_>,
         local: &Graph,
-        facts: &Facts,
+        facts: &Findings,
         node: NodeRef<'_>,
-        found: &mut [Fact],
+        found: &mut [Finding],
     ) {
         let operands = node.operands();
         let mut tried = Vec::new();
@@ -59,24 +59,24 @@ impl Prover {
         &mut self,
         whole: &Whole<'_>,
         local: &Graph,
-        facts: &Facts,
+        facts: &Findings,
         (node, global): (NodeRef<'_>, NodeRef<'_>),
         operands: &[Value],
-        found: &mut [Fact],
+        found: &mut [Finding],
     ) {
         if std::mem::discriminant(node.op()) != std::mem::discriminant(global.op())
             || operands.len() != global.operands().len()
         {
             return;
         }
-        let mut readings: Vec<SmallVec<[Operand<'_>; 4]>> = vec![SmallVec::new()];
+        let mut readings: Vec<SmallVec<[ReadOperand<'_>; 4]>> = vec![SmallVec::new()];
         for (&operand, &of_global) in operands.iter().zip(global.operands()) {
             let fact = facts.of(operand);
             let same_type = local.ty(operand).dtype == whole.graph.ty(of_global).dtype;
             let number = fact.uniform.filter(|_| same_type);
             let splat = whole.graph.splat(of_global);
             let is_number = number.is_some_and(|number| splat.is_some_and(|splat| splat.to_bits() == number.to_bits()));
-            let mut choices: Vec<Operand<'_>> =
+            let mut choices: Vec<ReadOperand<'_>> =
                 fact.meanings.iter().filter(|it| it.whole == of_global).map(|it| (operand, Some(it))).collect();
             if is_number && choices.is_empty() {
                 choices.push((operand, None));
@@ -98,15 +98,15 @@ impl Prover {
         }
     }
 
-    /// What the results are, if the operands are read like this.
+    /// The meanings of the results, if the operands are read like this.
     fn results(
         &mut self,
         whole: &Whole<'_>,
         local: &Graph,
-        facts: &Facts,
+        facts: &Findings,
         node: NodeRef<'_>,
         global: NodeRef<'_>,
-        reading: &[Operand<'_>],
+        reading: &[ReadOperand<'_>],
     ) -> Option<Vec<Meaning>> {
         let of_op = global.op().facts();
         if of_op.effect != Effect::None || of_op.devices != Devices::Alone {
@@ -133,7 +133,7 @@ impl Prover {
         if rule.is_compound() {
             return None;
         }
-        let mut parts: SmallVec<[Option<Part>; 4]> = SmallVec::from_elem(None, rule.factors.len());
+        let mut parts: SmallVec<[Option<FactorRange>; 4]> = SmallVec::from_elem(None, rule.factors.len());
         for (index, &(_, meaning)) in reading.iter().enumerate() {
             for dim in 0..global_types[index].rank() {
                 let (part, size) = (local_types[index].dims[dim], global_types[index].dims[dim]);
@@ -154,16 +154,16 @@ impl Prover {
                 }
                 let merged = match parts[factor as usize] {
                     _ if !may_split => continue,
-                    None => Part { begin, size: part },
+                    None => FactorRange { begin, size: part },
                     Some(before) if before.size != part => return None,
-                    Some(before) if before.begin == ANYWHERE => Part { begin, size: part },
+                    Some(before) if before.begin == ANYWHERE => FactorRange { begin, size: part },
                     Some(before) if begin == ANYWHERE || begin == before.begin => before,
                     Some(_) => return None,
                 };
                 parts[factor as usize] = Some(merged);
             }
         }
-        let mut added: AxisSet = 0;
+        let mut added: AxisBits = 0;
         for (factor, part) in rule.factors.iter().zip(&parts) {
             let (FactorKind::Reduction(kind), Some(part)) = (factor.kind, part) else { continue };
             if part.size == factor.size {
@@ -194,7 +194,7 @@ impl Prover {
                     (Some(factor), Some(FactorKind::Parallel)) => match parts[factor] {
                         Some(it) if it.size == part && rule.factors[factor].size == size => it.begin,
                         None if part == size => FIRST,
-                        // It is the same along a dimension of which no operand knows.
+                        // The result is the same along a dimension that no operand has.
                         None if part < size => ANYWHERE,
                         _ => return None,
                     },
@@ -215,12 +215,12 @@ impl Prover {
     fn passed_on(
         &self,
         local: &Graph,
-        facts: &Facts,
+        facts: &Findings,
         global: NodeRef<'_>,
-        reading: &[Operand<'_>],
+        reading: &[ReadOperand<'_>],
         results: &[&TensorType],
         operands: &[&TensorType],
-    ) -> Option<AxisSet> {
+    ) -> Option<AxisBits> {
         let of = |index: usize| reading[index].1.map_or(0, |meaning| meaning.partial);
         let axes = (0..reading.len()).map(of).find(|&axes| axes != 0).unwrap_or(0);
         if axes == 0 {
@@ -243,7 +243,7 @@ impl Prover {
             0 => alone || !which.contains(&index) || is_zero(index),
             found => which.contains(&index) && found == axes,
         });
-        // What is not a sum is the same on all devices that add up.
+        // An operand that is no sum is the same on all devices that add up.
         let alike = reading.iter().filter_map(|(_, meaning)| *meaning).flat_map(|meaning| &meaning.begins);
         let alike = alike.into_iter().all(|&begin| self.layouts.axes(begin) & axes == 0);
         (fits && alike && (!alone || sums == 1)).then_some(axes)

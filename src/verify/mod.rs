@@ -33,7 +33,7 @@ use walk::Prover;
 /// The largest number of devices for which beginnings are computed one by one.
 pub const MOST_DEVICES: usize = 4096;
 
-/// What is known of a partitioned module.
+/// The outcome for a partitioned module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Each output is the shard of the global output, over the real numbers.
@@ -196,7 +196,7 @@ fn prove(whole: &Graph, local: &Graph, fine: Mesh, parts: &[Axes]) -> Verdict {
         if own.dtype != ty.dtype || own.dims != dims {
             return refuted(format!("parameter {number} is {own}; the part of {ty} is one of {dims:?}"));
         }
-        // What the partitioned module states is what a caller hands over.
+        // A caller hands over what the partitioned module states.
         if let Some(stated) = &local.input_info()[number].spec
             && prover.tile(stated, &ty.dims).map(|(_, begins)| begins).as_ref() != Some(&begins)
         {

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::layout::{ANYWHERE, AxisSet, Begin, FIRST, Layouts};
+use super::layout::{ANYWHERE, AxisBits, Begin, FIRST, Layouts};
 use crate::ir::{DType, Dims, Graph, Node, NodeRef, Spec, Value};
 use crate::ops::{BinaryKind, Op};
 
-/// What a value of one device is.
+/// The meaning of a value of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Meaning {
-    /// The value of the global program of which it is a part.
+    /// The global value that it is a part of.
     pub(super) whole: Value,
     /// Where the part of each device begins, along each dimension.
     pub(super) begins: SmallVec<[Begin; 4]>,
     /// The axes over which the values of the devices add up to the part.
-    pub(super) partial: AxisSet,
+    pub(super) partial: AxisBits,
 }
 
-/// What is known of a value of one device.
+/// The knowledge of a value of one device.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fact {
+pub(super) struct Finding {
     pub(super) meanings: SmallVec<[Meaning; 2]>,
     /// The number that all its elements are.
     pub(super) uniform: Option<f64>,
@@ -30,7 +30,7 @@ pub(super) struct Fact {
     pub(super) known: Option<Arc<[i64]>>,
 }
 
-impl Fact {
+impl Finding {
     pub(super) fn is_empty(&self) -> bool {
         self.meanings.is_empty() && self.uniform.is_none() && self.known.is_none()
     }
@@ -80,10 +80,10 @@ impl<'g> Whole<'g> {
 }
 
 /// The facts of all values of a graph.
-pub(super) struct Facts(pub(super) Vec<Fact>);
+pub(super) struct Findings(pub(super) Vec<Finding>);
 
-impl Facts {
-    pub(super) fn of(&self, value: Value) -> &Fact {
+impl Findings {
+    pub(super) fn of(&self, value: Value) -> &Finding {
         &self.0[value.index()]
     }
 
@@ -148,7 +148,7 @@ impl Prover {
     /// The reason why a value is not shown to be the part of a global value; `None` if it is.
     pub(super) fn missing(
         &self,
-        facts: &Facts,
+        facts: &Findings,
         whole: &Graph,
         output: Value,
         local: &Graph,
@@ -202,16 +202,16 @@ impl Prover {
         whole: &Graph,
         local: &Graph,
         inputs: Vec<(Value, SmallVec<[Begin; 4]>)>,
-    ) -> Facts {
-        let fact = |(whole, begins)| Fact {
+    ) -> Findings {
+        let fact = |(whole, begins)| Finding {
             meanings: [Meaning { whole, begins, partial: 0 }].into_iter().collect(),
-            ..Fact::default()
+            ..Finding::default()
         };
         self.walk(&Whole::new(whole), local, inputs.into_iter().map(fact).collect())
     }
 
-    pub(super) fn walk(&mut self, whole: &Whole<'_>, local: &Graph, inputs: Vec<Fact>) -> Facts {
-        let mut facts = Facts(vec![Fact::default(); local.value_count()]);
+    pub(super) fn walk(&mut self, whole: &Whole<'_>, local: &Graph, inputs: Vec<Finding>) -> Findings {
+        let mut facts = Findings(vec![Finding::default(); local.value_count()]);
         for (&input, fact) in local.inputs().iter().zip(inputs) {
             facts.0[input.index()] = fact;
         }
@@ -224,9 +224,9 @@ impl Prover {
         facts
     }
 
-    fn node(&mut self, whole: &Whole<'_>, local: &Graph, facts: &Facts, node: NodeRef<'_>) -> Vec<Fact> {
+    fn node(&mut self, whole: &Whole<'_>, local: &Graph, facts: &Findings, node: NodeRef<'_>) -> Vec<Finding> {
         let count = node.results().count();
-        let mut found = vec![Fact::default(); count];
+        let mut found = vec![Finding::default(); count];
         match node.op() {
             Op::Splat(splat) => {
                 found[0].uniform = Some(splat.number());
@@ -284,7 +284,7 @@ impl Prover {
     }
 
     /// The integers that the devices compute from their places.
-    fn known(&self, local: &Graph, facts: &Facts, node: NodeRef<'_>) -> Option<Arc<[i64]>> {
+    fn known(&self, local: &Graph, facts: &Findings, node: NodeRef<'_>) -> Option<Arc<[i64]>> {
         let ty = local.ty(node.result());
         let wrap = |number: i64| match ty.dtype {
             DType::S32 => Some(i64::from(number as i32)),
@@ -318,7 +318,7 @@ impl Prover {
     }
 
     /// A slice of a part is a part that begins further on.
-    fn cut(&mut self, whole: &Whole<'_>, local: &Graph, facts: &Facts, node: NodeRef<'_>, found: &mut Fact) {
+    fn cut(&mut self, whole: &Whole<'_>, local: &Graph, facts: &Findings, node: NodeRef<'_>, found: &mut Finding) {
         let &[operand, ref starts @ ..] = node.operands() else { return };
         let devices = self.layouts.mesh.device_count();
         let (dims, rank) = (&local.ty(operand).dims, local.ty(operand).rank());
@@ -357,7 +357,7 @@ impl Prover {
     }
 
     /// Adds a meaning whose parts do not depend on the axes over which they add up, and lie within the global value.
-    pub(super) fn admit(&self, whole: &Whole<'_>, local: &Graph, result: Value, meaning: Meaning, found: &mut Fact) {
+    pub(super) fn admit(&self, whole: &Whole<'_>, local: &Graph, result: Value, meaning: Meaning, found: &mut Finding) {
         let (ty, own) = (whole.graph.ty(meaning.whole), local.ty(result));
         let fits = ty.rank() == own.rank()
             && ty.dtype == own.dtype
