@@ -80,6 +80,7 @@ pub mod partition;
 pub mod emit;
 pub mod import;
 pub mod kernels;
+pub mod verify;
 pub mod compile;
 #[doc(hidden)]
 pub mod internals;

@@ -57,6 +57,17 @@ pub struct Imported {
 /// The module has an instruction that no op recognizes, a type that graphs do not have, or a sharding that is not along
 /// the axes of one mesh; or it is no valid module.
 pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
+    import_with(module, Constraints::of(module)?, 0)
+}
+
+/// Reads a module that is the program of one device of a mesh. Its collectives become ops over axes of the mesh; one
+/// whose devices do not follow these is not recognized.
+pub(crate) fn import_local(module: &HloModuleProto, mesh: &Mesh) -> Result<Imported, ImportError> {
+    // All of it is one manual region.
+    import_with(module, Constraints::over(module, mesh)?, 1)
+}
+
+fn import_with(module: &HloModuleProto, constraints: Constraints, manual: usize) -> Result<Imported, ImportError> {
     let mut rules: FxHashMap<&'static str, OpcodeRules> = FxHashMap::default();
     for (opcodes, rule) in Op::IMPORT_RULES {
         opcodes.iter().for_each(|opcode| rules.entry(opcode).or_default().push(*rule));
@@ -64,7 +75,6 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
     let computations: FxHashMap<i64, &HloComputationProto> =
         module.computations.iter().map(|computation| (computation.id, computation)).collect();
     let Some(&entry) = computations.get(&module.entry_computation_id) else { return Err(ImportError::NoEntry) };
-    let constraints = Constraints::of(module)?;
     let importer = Importer {
         rules,
         computations,
@@ -74,7 +84,7 @@ pub fn import(module: &HloModuleProto) -> Result<Imported, ImportError> {
         bodies: FxHashMap::default(),
         open_results: Vec::new(),
         depth: 0,
-        manual: 0,
+        manual,
     };
     importer.module(module, entry)
 }
@@ -187,6 +197,8 @@ impl<'m> Importer<'m> {
                 let found = operands.first().and_then(|(values, tuple)| element(values, tuple, instruction));
                 return found.ok_or_else(missing);
             }
+            // A copy with a sharding is a constraint.
+            "copy" => return Ok(flat),
             "custom-call" => match instruction.custom_call_target.as_str() {
                 // The caller reads the sharding that they state, as that of any instruction.
                 "Sharding" | RESULT_SHARDING | "xla.sdy.PropagationBarrier" => return Ok(flat),

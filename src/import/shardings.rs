@@ -64,6 +64,13 @@ impl Constraints {
         Ok(constraints)
     }
 
+    /// The shardings of a module that is the program of one device of a mesh.
+    pub(super) fn over(module: &HloModuleProto, mesh: &Mesh) -> Result<Constraints, ImportError> {
+        let shardy = ShardyText::of(module).map_err(|error| ImportError::Meshes { why: error.to_string() })?;
+        let devices = mesh.device_count() as u64;
+        Ok(Constraints { mesh: Some(mesh.clone()), devices, shardy, seen: RefCell::new(FxHashMap::default()) })
+    }
+
     /// The mesh with axes cut where the module splits a part of one.
     fn cut(&self, module: &HloModuleProto, mesh: &Mesh) -> Mesh {
         let mut borders = BTreeSet::new();

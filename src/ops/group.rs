@@ -37,6 +37,22 @@ impl Group {
     pub fn new(mesh: &Mesh, axes: &[MeshAxis]) -> Group {
         Group { axes: axes.into(), size: axes.iter().map(|&axis| mesh.size(axis)).product() }
     }
+
+    /// The devices of each group, in the order of their ranks.
+    pub(crate) fn devices(&self, mesh: &Mesh) -> Vec<Vec<usize>> {
+        let mut groups: std::collections::BTreeMap<Vec<usize>, Vec<(usize, usize)>> = Default::default();
+        for device in 0..mesh.device_count() {
+            let others = mesh.axes().filter(|axis| !self.axes.contains(axis));
+            let place = others.map(|axis| mesh.axis_index(device, axis)).collect();
+            let at = |rank: usize, &axis: &MeshAxis| rank * mesh.size(axis) + mesh.axis_index(device, axis);
+            groups.entry(place).or_default().push((self.axes.iter().fold(0, at), device));
+        }
+        let in_order = |mut members: Vec<(usize, usize)>| {
+            members.sort_unstable();
+            members.into_iter().map(|(_, device)| device).collect()
+        };
+        groups.into_values().map(in_order).collect()
+    }
 }
 
 /// The numbers of the axes: `axes=0,2 of 8`, where 8 is the number of devices in a group.

@@ -14,3 +14,4 @@ mod several_operands;
 mod stated;
 mod snapshots;
 mod train_steps;
+mod verify;
