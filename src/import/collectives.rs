@@ -34,7 +34,7 @@ fn op(mesh: &Mesh, instruction: &HloInstructionProto, called: Option<&HloComputa
         return None;
     }
     let dim = || usize::try_from(*instruction.dimensions.first()?).ok();
-    // The numbers count replicas as well, of which there is one. Otherwise a group would be one of replicas.
+    // Without this attribute, a group would be one of replicas.
     let group = || if instruction.use_global_device_ids { group(mesh, instruction) } else { None };
     let kind = || called.and_then(combiner).map(|(kind, _)| kind);
     Some(match instruction.opcode.as_str() {
