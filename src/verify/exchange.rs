@@ -84,7 +84,7 @@ impl Prover {
                         sources[*devices.get(target as usize)?] = devices.get(source as usize).copied();
                     }
                 }
-                // A device that no other sends to gets zeros. A sum stays one only where nobody moves among its terms.
+                // A device that no other sends to gets zeros. Terms of a sum are not followed here.
                 let sources: Vec<usize> = sources.into_iter().collect::<Option<_>>()?;
                 if meaning.partial != 0 {
                     return None;
