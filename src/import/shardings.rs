@@ -37,13 +37,16 @@ pub(super) struct Stated {
     pub(super) manual: Axes,
 }
 
+/// Tiles, or the reason why there are none, by the bytes of a sharding and the rank.
+type KnownTiles = FxHashMap<(Vec<u8>, usize), Result<Tiles, String>>;
+
 /// The mesh of a module, and how its shardings are read.
 pub(super) struct Constraints {
     pub(super) mesh: Option<Mesh>,
     devices: u64,
     shardy: ShardyText,
-    /// The tiles of shardings seen before, by their bytes and the rank.
-    seen: RefCell<FxHashMap<(Vec<u8>, usize), Result<Tiles, String>>>,
+    /// The shardings seen before.
+    seen: RefCell<KnownTiles>,
 }
 
 impl Constraints {

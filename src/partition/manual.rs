@@ -13,12 +13,12 @@ use meshloom_hlo::mesh::MeshAxis;
 
 /// The axes along which each value of a program and of its bodies differs.
 #[derive(Default)]
-pub(super) struct ManualAxes(FxHashMap<*const Graph, Vec<AxisBits>>);
+pub(super) struct ManualAxes(FxHashMap<*const Graph, Vec<DifferingAxes>>);
 
 /// A bit for each axis.
-type AxisBits = u32;
+type DifferingAxes = u32;
 
-fn set_of(axes: &[MeshAxis]) -> AxisBits {
+fn set_of(axes: &[MeshAxis]) -> DifferingAxes {
     axes.iter().fold(0, |set, axis| set | 1 << axis.index())
 }
 
@@ -38,12 +38,12 @@ impl ManualAxes {
         sets.is_some_and(|sets| sets[value.index()] & set_of(&[axis]) != 0)
     }
 
-    fn visit(&mut self, graph: &Graph, inputs: &[AxisBits]) {
+    fn visit(&mut self, graph: &Graph, inputs: &[DifferingAxes]) {
         let key = std::ptr::from_ref(graph);
         let mut inputs = inputs.to_vec();
         if let Some(known) = self.0.get(&key) {
             // A body that is called in several places gets what holds for all of them.
-            let before: Vec<AxisBits> = graph.inputs().iter().map(|input| known[input.index()]).collect();
+            let before: Vec<DifferingAxes> = graph.inputs().iter().map(|input| known[input.index()]).collect();
             inputs.iter_mut().zip(&before).for_each(|(input, before)| *input |= before);
             if inputs == before {
                 return;
@@ -51,7 +51,7 @@ impl ManualAxes {
         }
         let sets = Differing.values(graph, &inputs);
         for node in graph.nodes().filter(|node| node.op().as_region().is_some()) {
-            let operands: ValueFacts<AxisBits> = node.operands().iter().map(|value| sets[value.index()]).collect();
+            let operands: ValueFacts<DifferingAxes> = node.operands().iter().map(|value| sets[value.index()]).collect();
             let bodies: Vec<&Arc<Graph>> = node.op().regions().collect();
             let entering = Differing.through(node.op(), &operands).inputs;
             // A body that does not run has no facts.
@@ -71,19 +71,19 @@ fn has_regions(graph: &Graph) -> bool {
 struct Differing;
 
 impl Analysis for Differing {
-    type Fact = AxisBits;
+    type Fact = DifferingAxes;
 
     const CARRY_IS_ONE: bool = true;
 
-    fn join(&self, one: AxisBits, other: &AxisBits) -> AxisBits {
+    fn join(&self, one: DifferingAxes, other: &DifferingAxes) -> DifferingAxes {
         one | other
     }
 
-    fn controlled(&self, set: AxisBits, control: &AxisBits) -> AxisBits {
+    fn controlled(&self, set: DifferingAxes, control: &DifferingAxes) -> DifferingAxes {
         set | control
     }
 
-    fn transfer(&self, op: &Op, operands: &[AxisBits], result_count: usize) -> ValueFacts<AxisBits> {
+    fn transfer(&self, op: &Op, operands: &[DifferingAxes], result_count: usize) -> ValueFacts<DifferingAxes> {
         let all = operands.iter().fold(0, |all, set| all | set);
         let set = match (op, op.facts().devices) {
             (Op::ManualBorder(border), _) => match border.passage {

@@ -238,7 +238,7 @@ impl Partitioning<'_, '_> {
                     Op::Opaque(opaque) => (opaque.opcode.text().into(), true),
                     op => (op.name().into(), false),
                 };
-                self.fallbacks.push(Fallback { op, is_opaque, ty, dim, axes, origin: node.origin() });
+                self.program.fallbacks.push(Fallback { op, is_opaque, ty, dim, axes, origin: node.origin() });
             }
         }
     }

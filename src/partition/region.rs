@@ -45,16 +45,7 @@ impl<'a> Partitioning<'a, '_> {
             let spec = self.spec_at_hand(operand, shardings.spec(input));
             inputs.push((self.get(operand, &spec)?, spec));
         }
-        let mut inner = Partitioning::new(
-            self.mesh,
-            body,
-            shardings,
-            self.builder,
-            self.calls,
-            self.fallbacks,
-            self.manual,
-            &inputs,
-        );
+        let mut inner = Partitioning::new(self.mesh, body, shardings, self.builder, self.program, &inputs);
         inner.nodes()?;
         let mut outputs: Vec<Version> = Vec::new();
         for &output in body.outputs() {
@@ -81,16 +72,7 @@ impl<'a> Partitioning<'a, '_> {
             let local = TensorType { dtype: ty.dtype, dims: spec.local_dims(self.mesh, &ty.dims)? };
             versions.push((builder.input(local, PortInfo::default()), spec.clone()));
         }
-        let mut inner = Partitioning::new(
-            self.mesh,
-            body,
-            shardings,
-            &mut builder,
-            self.calls,
-            self.fallbacks,
-            self.manual,
-            &versions,
-        );
+        let mut inner = Partitioning::new(self.mesh, body, shardings, &mut builder, self.program, &versions);
         inner.nodes()?;
         let (mut outputs, mut specs) = (Vec::new(), Vec::new());
         for (index, &output) in body.outputs().iter().enumerate() {
@@ -176,7 +158,7 @@ impl<'a> Partitioning<'a, '_> {
                 return at_hand.copied().filter(|axis| !used.contains(axis)).collect();
             }
             let ends = [body.inputs()[index], body.outputs()[index - carries.start]];
-            let is_one = |axis| ends.iter().all(|&end| !self.manual.differs(body, end, axis));
+            let is_one = |axis| ends.iter().all(|&end| !self.program.manual.differs(body, end, axis));
             let is_free = |&axis: &_| self.mesh.size(axis) > 1 && !used.contains(&axis) && is_one(axis);
             self.mesh.axes().filter(is_free).collect()
         };
@@ -186,9 +168,9 @@ impl<'a> Partitioning<'a, '_> {
             for (input, axes) in inputs.iter_mut().zip(&carried) {
                 *input = std::mem::take(input).with_unreduced(axes.iter().copied());
             }
-            let known = self.fallbacks.len();
+            let known = self.program.fallbacks.len();
             let trial = self.body(body, shardings, &inputs, |_, found| found.clone())?;
-            self.fallbacks.truncate(known);
+            self.program.fallbacks.truncate(known);
             let mut settled = true;
             for (index, axes) in carried.iter_mut().enumerate().filter(|(_, axes)| !axes.is_empty()) {
                 let kept = match index.checked_sub(carries.start) {
@@ -220,12 +202,12 @@ impl<'a> Partitioning<'a, '_> {
             specs.push(spec);
         }
         let key = (Arc::as_ptr(function), specs);
-        let (local, outputs) = match self.calls.get(&key) {
+        let (local, outputs) = match self.program.calls.get(&key) {
             Some(known) => known.clone(),
             None => {
                 let body = self.body(function, shardings, &key.1, |_, found| found.clone())?;
                 let known = (Arc::new(body.graph), body.outputs);
-                self.calls.insert(key, known.clone());
+                self.program.calls.insert(key, known.clone());
                 known
             }
         };

@@ -32,7 +32,7 @@ pub struct LocalProgram {
 /// A dimension does not divide by the axes of its spec.
 pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<LocalProgram, PartitionError> {
     let mut builder = GraphBuilder::new(graph.name());
-    let (mut calls, mut fallbacks) = (FxHashMap::default(), Vec::new());
+    let mut program = Program { calls: Calls::default(), fallbacks: Vec::new(), manual: ManualAxes::of(graph) };
     let mut inputs = Vec::new();
     for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
         let ty = graph.ty(input);
@@ -40,16 +40,14 @@ pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Lo
         let local = TensorType { dtype: ty.dtype, dims: spec.local_dims(mesh, &ty.dims)? };
         inputs.push((builder.input(local, info.clone()), spec));
     }
-    let manual = ManualAxes::of(graph);
-    let mut walk =
-        Partitioning::new(mesh, graph, shardings, &mut builder, &mut calls, &mut fallbacks, &manual, &inputs);
+    let mut walk = Partitioning::new(mesh, graph, shardings, &mut builder, &mut program, &inputs);
     walk.nodes()?;
     let (mut outputs, mut ports) = (Vec::new(), graph.output_info().to_vec());
     for (&output, info) in graph.outputs().iter().zip(&mut ports) {
         let spec = info.spec.get_or_insert_with(|| shardings.spec(output).clone());
         outputs.push(walk.get(output, spec)?);
     }
-    Ok(LocalProgram { graph: builder.finish(outputs, ports), fallbacks })
+    Ok(LocalProgram { graph: builder.finish(outputs, ports), fallbacks: program.fallbacks })
 }
 
 /// Functions partitioned so far, by address and the specs of their operands; with the specs of their results.
@@ -58,14 +56,19 @@ pub(super) type Calls = FxHashMap<(*const Graph, Vec<Spec>), (std::sync::Arc<Gra
 /// A local value, and the spec by which local values make up the global one.
 pub(super) type Version = (Value, Spec);
 
+/// The facts about a program that its graph and the bodies in it share.
+pub(super) struct Program {
+    pub(super) calls: Calls,
+    pub(super) fallbacks: Vec<Fallback>,
+    pub(super) manual: ManualAxes,
+}
+
 pub(super) struct Partitioning<'a, 'b> {
     pub(super) mesh: &'a Mesh,
     pub(super) graph: &'a Graph,
     pub(super) shardings: &'a Shardings,
     pub(super) builder: &'b mut GraphBuilder,
-    pub(super) calls: &'b mut Calls,
-    pub(super) fallbacks: &'b mut Vec<Fallback>,
-    pub(super) manual: &'b ManualAxes,
+    pub(super) program: &'b mut Program,
     /// For each value of the global graph the versions that have been made of it, the first one first. Values that are
     /// made where they are needed (splats and iotas) have none.
     versions: Vec<SmallVec<[Version; 1]>>,
@@ -79,9 +82,7 @@ impl<'a, 'b> Partitioning<'a, 'b> {
         graph: &'a Graph,
         shardings: &'a Shardings,
         builder: &'b mut GraphBuilder,
-        calls: &'b mut Calls,
-        fallbacks: &'b mut Vec<Fallback>,
-        manual: &'b ManualAxes,
+        program: &'b mut Program,
         inputs: &[Version],
     ) -> Partitioning<'a, 'b> {
         let mut versions = vec![SmallVec::new(); graph.value_count()];
@@ -91,7 +92,7 @@ impl<'a, 'b> Partitioning<'a, 'b> {
         let mut uses = vec![0; graph.value_count()];
         let read = graph.nodes().flat_map(|node| node.operands()).chain(graph.outputs());
         read.for_each(|value| uses[value.index()] += 1);
-        Partitioning { mesh, graph, shardings, builder, calls, fallbacks, manual, versions, uses }
+        Partitioning { mesh, graph, shardings, builder, program, versions, uses }
     }
 
     pub(super) fn nodes(&mut self) -> Result<(), PartitionError> {

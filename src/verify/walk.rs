@@ -177,7 +177,7 @@ impl Prover {
                 meaning.begins.iter().zip(wanted).all(|(&found, &wanted)| found == wanted || found == ANYWHERE)
             }
         };
-        match complete.iter().any(|meaning| fits(&meaning)) {
+        match complete.iter().any(fits) {
             true => None,
             false => Some("it is another part of the global result than the stated sharding asks for".to_owned()),
         }
