@@ -25,6 +25,8 @@ use crate::ops::Group;
 const SHARDING: &str = "xla.sdy.sharding";
 const ENTERS: &str = "xla.sdy.in_shardings";
 const LEAVES: &str = "xla.sdy.out_shardings";
+/// The target of the custom calls by which values enter a manual region of Shardy's.
+const ENTERS_SHARDY: &str = "xla.sdy.GlobalToLocalShape";
 const MANUAL_AXES: &str = "xla.sdy.manual_axes";
 
 /// A sharding that a module states.
@@ -51,9 +53,13 @@ pub(super) struct Constraints {
 
 impl Constraints {
     pub(super) fn of(module: &HloModuleProto) -> Result<Constraints, ImportError> {
-        let Devices { replicas, partitions } = device_count(module, None);
+        let Devices { replicas, mut partitions } = device_count(module, None);
         if replicas > 1 {
             return Err(ImportError::Replicas { replicas });
+        }
+        // A program all of whose work is in manual regions need not split its ports.
+        if partitions == 1 && instructions(module).any(|it| it.custom_call_target == ENTERS_SHARDY) {
+            partitions = mesh_of(module).map_or(1, |mesh| mesh.device_count() as u64);
         }
         let shardy = ShardyText::of(module).map_err(|error| ImportError::Meshes { why: error.to_string() })?;
         let mut constraints =
@@ -78,7 +84,7 @@ impl Constraints {
     fn cut(&self, module: &HloModuleProto, mesh: &Mesh) -> Mesh {
         let mut borders = BTreeSet::new();
         let mut add = |step: Stride| borders.extend([step.distance, step.distance.saturating_mul(step.size)]);
-        for instruction in module.computations.iter().flat_map(|computation| &computation.instructions) {
+        for instruction in instructions(module) {
             // A sharding that cannot be read is reported where it is used.
             for sharding in own_shardings(instruction) {
                 let rank = instruction.shape.as_ref().map_or(0, |shape| shape.dimensions.len());
@@ -108,7 +114,7 @@ impl Constraints {
                 let end = stride * mesh.size(axis) as u64;
                 let (mut below, mut sizes) = (stride, Vec::new());
                 // A border that does not divide what is above it would not be one of a mesh.
-                for &border in borders.range(stride + 1..end) {
+                for &border in borders.iter().filter(|&&border| stride < border && border < end) {
                     if border.is_multiple_of(below) && end.is_multiple_of(border) {
                         sizes.insert(0, (border / below) as usize);
                         below = border;
@@ -243,6 +249,10 @@ fn read(tiles: &Tiles, open: Vec<bool>, mesh: &Mesh) -> Result<Stated, String> {
     };
     let dims = tiles.dims.iter().map(along).collect::<Result<Vec<Axes>, String>>()?;
     Ok(Stated { spec: Spec::new(dims), open, manual: along(&tiles.manual)? })
+}
+
+fn instructions(module: &HloModuleProto) -> impl Iterator<Item = &HloInstructionProto> {
+    module.computations.iter().flat_map(|computation| &computation.instructions)
 }
 
 /// The shardings of an instruction's arrays.

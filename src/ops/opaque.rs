@@ -94,6 +94,9 @@ const NOT_CARRIED: [&str; 17] = [
     "set-dimension-size",
 ];
 
+/// Targets of custom calls that XLA's partitioner replaces (JAX's `custom_partitioning` and `inspect_array_sharding`).
+const OF_PARTITIONERS: [&str; 2] = ["CustomSPMDPartitioning", "InspectSharding"];
+
 /// Opcodes of elementwise instructions, which other ops are in part.
 const ELEMENTWISE: [&str; 12] = [
     "bitcast-convert",
@@ -122,6 +125,7 @@ impl Opaque {
         let communicates =
             ["send", "recv", "async", "copy-", "all-", "collective-"].iter().any(|it| opcode.starts_with(it));
         let is_carried = !NOT_CARRIED.contains(&opcode)
+            && !OF_PARTITIONERS.contains(&instruction.custom_call_target.as_str())
             && !communicates
             && !instruction.custom_call_has_side_effect
             && !results.is_empty();

@@ -32,7 +32,7 @@ pub struct LocalProgram {
 /// A dimension does not divide by the axes of its spec.
 pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<LocalProgram, PartitionError> {
     let mut builder = GraphBuilder::new(graph.name());
-    let mut program = Program { calls: Calls::default(), fallbacks: Vec::new(), manual: ManualAxes::of(graph) };
+    let mut program = WholeProgram { calls: Calls::default(), fallbacks: Vec::new(), manual: ManualAxes::of(graph) };
     let mut inputs = Vec::new();
     for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
         let ty = graph.ty(input);
@@ -57,7 +57,7 @@ pub(super) type Calls = FxHashMap<(*const Graph, Vec<Spec>), (std::sync::Arc<Gra
 pub(super) type Version = (Value, Spec);
 
 /// The facts about a program that its graph and the bodies in it share.
-pub(super) struct Program {
+pub(super) struct WholeProgram {
     pub(super) calls: Calls,
     pub(super) fallbacks: Vec<Fallback>,
     pub(super) manual: ManualAxes,
@@ -68,7 +68,7 @@ pub(super) struct Partitioning<'a, 'b> {
     pub(super) graph: &'a Graph,
     pub(super) shardings: &'a Shardings,
     pub(super) builder: &'b mut GraphBuilder,
-    pub(super) program: &'b mut Program,
+    pub(super) program: &'b mut WholeProgram,
     /// For each value of the global graph the versions that have been made of it, the first one first. Values that are
     /// made where they are needed (splats and iotas) have none.
     versions: Vec<SmallVec<[Version; 1]>>,
@@ -82,7 +82,7 @@ impl<'a, 'b> Partitioning<'a, 'b> {
         graph: &'a Graph,
         shardings: &'a Shardings,
         builder: &'b mut GraphBuilder,
-        program: &'b mut Program,
+        program: &'b mut WholeProgram,
         inputs: &[Version],
     ) -> Partitioning<'a, 'b> {
         let mut versions = vec![SmallVec::new(); graph.value_count()];
