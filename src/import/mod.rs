@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 pub use error::{ForeignInstruction, ImportError};
 
-use crate::ir::{Graph, GraphBuilder, Name, Origin, PortInfo, Scope, TensorType, UserLine, Value, Values};
+use crate::ir::{Graph, GraphBuilder, Name, Origin, PortInfo, Scope, Spec, TensorType, UserLine, Value, Values};
 use crate::ops::{Group, ImportContext, Op, Recognize, Reshard};
 pub(crate) use shardings::stated_spec;
 use shardings::{Constraints, Stated};
@@ -115,9 +115,13 @@ impl<'m> Importer<'m> {
     fn module(mut self, module: &'m HloModuleProto, entry: &'m HloComputationProto) -> Result<Imported, ImportError> {
         let (mut graph, root) = self.computation(entry, &module.name, true)?;
         let mut outputs = self.ports(root)?;
-        // The caller is told the sharding of a result with open dimensions.
+        // The caller is told the sharding of a result with open dimensions, and that of one whose parts would differ in
+        // size, as a constraint at the root may ask for.
         for (info, output) in outputs.iter_mut().zip(graph.outputs()) {
-            if self.open_results.contains(output) {
+            let dims = &graph.ty(*output).dims;
+            let divides =
+                |spec: &Spec| self.constraints.mesh.as_ref().is_none_or(|mesh| spec.local_dims(mesh, dims).is_ok());
+            if self.open_results.contains(output) || !info.spec.as_ref().is_none_or(divides) {
                 info.spec = None;
             }
         }

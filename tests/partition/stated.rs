@@ -131,4 +131,11 @@ fn results_of_uneven_constraints_keep_their_sizes() {
         return %1, %0 : tensor<7xf32>, tensor<7xf32>"#;
     let module = module(MESH, "(%a: tensor<7xf32>) -> (tensor<7xf32>, tensor<7xf32>)", body);
     assert_eq!(results(&module), ["[_]", "[_]"]);
+    // The same at the root, where the constraint is all that is said of the result.
+    let body = r#"%0 = stablehlo.negate %a : tensor<6xf32>
+        %1 = sdy.sharding_constraint %0 <@mesh, [{"x", "y"}]> : tensor<6xf32>
+        return %1 : tensor<6xf32>"#;
+    let ports = r#"(%a: tensor<6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<6xf32>"#;
+    let module = self::module(MESH, ports, body);
+    assert_eq!(results(&module), ["[x]"]);
 }
