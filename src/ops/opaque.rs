@@ -17,8 +17,10 @@ type TensorDim = (usize, usize);
 /// An instruction with the computations that it calls.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Opaque {
-    /// Its opcode, and the target of a custom call.
+    /// Its opcode; the target of a custom call.
     pub opcode: Name,
+    /// Whether it is a custom call.
+    pub is_custom_call: bool,
     /// The types of its results.
     pub results: Box<[TensorType]>,
     /// The dimensions that run over a loop together, for each loop whose iterations do not depend on each other.
@@ -27,7 +29,13 @@ pub struct Opaque {
     pub code: ForeignCode,
 }
 
-crate::ir::op_text!(Opaque = "opaque" { opcode: lead, results: result, loops: key("loops"), code: key("code") });
+crate::ir::op_text!(Opaque = "opaque" {
+    opcode: lead,
+    is_custom_call: flag("custom call"),
+    results: result,
+    loops: key("loops"),
+    code: key("code"),
+});
 
 /// An instruction in HLO, encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -131,14 +139,11 @@ impl Opaque {
             && !results.is_empty();
         is_carried.then(|| Opaque {
             opcode: Name::new(if opcode == "custom-call" { &instruction.custom_call_target } else { opcode }),
+            is_custom_call: opcode == "custom-call",
             results: results.into(),
             loops: loops(instruction, operands, results),
             code: ForeignCode::new(instruction, computations),
         })
-    }
-
-    fn is_custom_call(&self) -> bool {
-        self.code.decode().is_some_and(|(instruction, _)| instruction.opcode == "custom-call")
     }
 }
 
@@ -203,7 +208,7 @@ impl Primitive for Opaque {
 
     fn facts(&self) -> Facts<'_> {
         // Foreign code may ask which device it is on.
-        let devices = if self.is_custom_call() { Devices::Unknown } else { Devices::Alone };
+        let devices = if self.is_custom_call { Devices::Unknown } else { Devices::Alone };
         Facts { devices, ..Facts::KERNEL }
     }
 
@@ -244,7 +249,7 @@ impl Primitive for Opaque {
         *instruction =
             HloInstructionProto { opcode: String::new(), shape: None, called_computation_ids: called, ..foreign };
         // A custom call may state layouts of its own.
-        if let Some(shape) = own_shape.filter(|_| self.is_custom_call()) {
+        if let Some(shape) = own_shape.filter(|_| self.is_custom_call) {
             context.set_shape(&shape);
         }
         context.finish_all();
