@@ -44,7 +44,6 @@ pub enum Benefit {
 pub struct Advice {
     /// The kind of value that it would be on: `input`, `result`, `stated` (in place of a constraint that the program
     /// has) or `value`.
-    /// or `value`.
     pub on: &'static str,
     /// The reason for it.
     pub benefit: Benefit,
