@@ -27,6 +27,7 @@
 //!
 //! Architecture invariant: nothing here knows of HLO protos or of a plugin.
 
+mod axis_set;
 mod builder;
 mod copy;
 mod entities;
@@ -37,6 +38,7 @@ mod spec;
 mod text;
 mod verify;
 
+pub(crate) use axis_set::AxisSet;
 pub(crate) use builder::ValueMap;
 pub use builder::{GraphBuilder, Values};
 pub(crate) use copy::{BodyCache, GraphCopy, Memo};

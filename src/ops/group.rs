@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
-use crate::ir::{Attribute, Axes, GraphTextError, Printer, Reader};
+use crate::ir::{Attribute, Axes, AxisSet, GraphTextError, Printer, Reader};
 
 /// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes;
 /// the first axis is the most major.
@@ -36,6 +36,11 @@ impl Group {
     /// The groups along some axes of a mesh.
     pub fn new(mesh: &Mesh, axes: &[MeshAxis]) -> Group {
         Group { axes: axes.into(), size: axes.iter().map(|&axis| mesh.size(axis)).product() }
+    }
+
+    /// The axes, in no order.
+    pub(crate) fn axis_set(&self) -> AxisSet {
+        AxisSet::of(self.axes.iter().copied())
     }
 
     /// The devices of each group, in the order of their ranks.

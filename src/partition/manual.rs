@@ -7,27 +7,20 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::ir::{Graph, Value};
+use crate::ir::{AxisSet, Graph, Value};
 use crate::ops::{Analysis, Devices, Op, Passage, ValueFacts};
 use meshloom_hlo::mesh::MeshAxis;
 
 /// The axes along which each value of a program and of its bodies differs.
 #[derive(Default)]
-pub(super) struct ManualAxes(FxHashMap<*const Graph, Vec<DifferingAxes>>);
-
-/// A bit for each axis.
-type DifferingAxes = u32;
-
-fn set_of(axes: &[MeshAxis]) -> DifferingAxes {
-    axes.iter().fold(0, |set, axis| set | 1 << axis.index())
-}
+pub(super) struct ManualAxes(FxHashMap<*const Graph, Vec<AxisSet>>);
 
 impl ManualAxes {
     /// Nothing is kept of a program without manual regions.
     pub(super) fn of(graph: &Graph) -> ManualAxes {
         let mut known = ManualAxes::default();
         if has_regions(graph) {
-            known.visit(graph, &vec![0; graph.inputs().len()]);
+            known.visit(graph, &vec![AxisSet::default(); graph.inputs().len()]);
         }
         known
     }
@@ -35,23 +28,23 @@ impl ManualAxes {
     /// Whether a value is another one on devices that differ along an axis.
     pub(super) fn differs(&self, graph: &Graph, value: Value, axis: MeshAxis) -> bool {
         let sets = self.0.get(&std::ptr::from_ref(graph));
-        sets.is_some_and(|sets| sets[value.index()] & set_of(&[axis]) != 0)
+        sets.is_some_and(|sets| sets[value.index()].contains(axis))
     }
 
-    fn visit(&mut self, graph: &Graph, inputs: &[DifferingAxes]) {
+    fn visit(&mut self, graph: &Graph, inputs: &[AxisSet]) {
         let key = std::ptr::from_ref(graph);
         let mut inputs = inputs.to_vec();
         if let Some(known) = self.0.get(&key) {
             // A body that is called in several places gets what holds for all of them.
-            let before: Vec<DifferingAxes> = graph.inputs().iter().map(|input| known[input.index()]).collect();
-            inputs.iter_mut().zip(&before).for_each(|(input, before)| *input |= before);
+            let before: Vec<AxisSet> = graph.inputs().iter().map(|input| known[input.index()]).collect();
+            inputs.iter_mut().zip(&before).for_each(|(input, before)| *input |= *before);
             if inputs == before {
                 return;
             }
         }
         let sets = Differing.values(graph, &inputs);
         for node in graph.nodes().filter(|node| node.op().as_region().is_some()) {
-            let operands: ValueFacts<DifferingAxes> = node.operands().iter().map(|value| sets[value.index()]).collect();
+            let operands: ValueFacts<AxisSet> = node.operands().iter().map(|value| sets[value.index()]).collect();
             let bodies: Vec<&Arc<Graph>> = node.op().regions().collect();
             let entering = Differing.through(node.op(), &operands).inputs;
             // A body that does not run has no facts.
@@ -71,26 +64,26 @@ fn has_regions(graph: &Graph) -> bool {
 struct Differing;
 
 impl Analysis for Differing {
-    type Fact = DifferingAxes;
+    type Fact = AxisSet;
 
     const CARRY_IS_ONE: bool = true;
 
-    fn join(&self, one: DifferingAxes, other: &DifferingAxes) -> DifferingAxes {
-        one | other
+    fn join(&self, one: AxisSet, other: &AxisSet) -> AxisSet {
+        one | *other
     }
 
-    fn controlled(&self, set: DifferingAxes, control: &DifferingAxes) -> DifferingAxes {
-        set | control
+    fn controlled(&self, set: AxisSet, control: &AxisSet) -> AxisSet {
+        set | *control
     }
 
-    fn transfer(&self, op: &Op, operands: &[DifferingAxes], result_count: usize) -> ValueFacts<DifferingAxes> {
-        let all = operands.iter().fold(0, |all, set| all | set);
+    fn transfer(&self, op: &Op, operands: &[AxisSet], result_count: usize) -> ValueFacts<AxisSet> {
+        let all = AxisSet::union(operands);
         let set = match (op, op.facts().devices) {
             (Op::ManualBorder(border), _) => match border.passage {
-                Passage::Enter => all | set_of(&border.axes),
-                Passage::Leave => all & !set_of(&border.axes),
+                Passage::Enter => all | AxisSet::of(border.axes.iter().copied()),
+                Passage::Leave => all.without(AxisSet::of(border.axes.iter().copied())),
             },
-            (_, Devices::Rank(group) | Devices::Exchange(_, group)) => all | set_of(&group.axes),
+            (_, Devices::Rank(group) | Devices::Exchange(_, group)) => all | group.axis_set(),
             (_, Devices::Alone | Devices::Unknown) => all,
         };
         ValueFacts::from_elem(set, result_count)

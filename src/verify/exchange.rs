@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::layout::{ANYWHERE, Begin, set};
+use super::layout::{ANYWHERE, Begin};
 use super::walk::{Finding, Findings, Meaning, Prover, Whole};
 use crate::ir::{Graph, NodeRef, Value};
 use crate::ops::{Group, Op, ReduceKind};
@@ -39,20 +39,20 @@ impl Prover {
         let dims = &local.ty(operand).dims;
         match op {
             Op::AllGather(gather) => {
-                let apart = set(&gather.group.axes) & meaning.partial == 0;
+                let apart = (gather.group.axis_set() & meaning.partial).is_empty();
                 let begins = self.joined(meaning, &gather.group, gather.dim, dims[gather.dim] as i64)?;
                 apart.then(|| Meaning { begins, ..meaning.clone() })
             }
             Op::AllReduce(reduce) => {
-                let axes = set(&reduce.group.axes);
-                let alike = meaning.begins.iter().all(|&begin| self.layouts.axes(begin) & axes == 0);
+                let axes = reduce.group.axis_set();
+                let alike = meaning.begins.iter().all(|&begin| (self.layouts.axes(begin) & axes).is_empty());
                 match reduce.kind {
                     ReduceKind::Sum if axes & meaning.partial == axes && alike => {
-                        Some(Meaning { partial: meaning.partial & !axes, ..meaning.clone() })
+                        Some(Meaning { partial: meaning.partial.without(axes), ..meaning.clone() })
                     }
                     // Equal values combine to themselves.
                     ReduceKind::Max | ReduceKind::Min | ReduceKind::And | ReduceKind::Or
-                        if meaning.partial == 0 && alike =>
+                        if meaning.partial.is_empty() && alike =>
                     {
                         Some(meaning.clone())
                     }
@@ -60,7 +60,7 @@ impl Prover {
                 }
             }
             Op::ReduceScatter(scatter) => {
-                let axes = set(&scatter.group.axes);
+                let axes = scatter.group.axis_set();
                 if axes & meaning.partial != axes {
                     return None;
                 }
@@ -75,7 +75,7 @@ impl Prover {
                     }
                     begins[scatter.dim] = self.layouts.number(places);
                 }
-                Some(Meaning { begins, partial: meaning.partial & !axes, ..meaning.clone() })
+                Some(Meaning { begins, partial: meaning.partial.without(axes), ..meaning.clone() })
             }
             Op::CollectivePermute(permute) => {
                 let mut sources = vec![None; self.layouts.mesh.device_count()];
@@ -86,7 +86,7 @@ impl Prover {
                 }
                 // A device that no other sends to gets zeros. Terms of a sum are not followed here.
                 let sources: Vec<usize> = sources.into_iter().collect::<Option<_>>()?;
-                if meaning.partial != 0 {
+                if !meaning.partial.is_empty() {
                     return None;
                 }
                 let mut begins: SmallVec<[Begin; 4]> = SmallVec::new();
@@ -109,10 +109,10 @@ impl Prover {
     /// The beginnings after the parts of each group are joined along a dimension; `None` if they do not follow each
     /// other, or differ in another dimension.
     fn joined(&mut self, meaning: &Meaning, group: &Group, dim: usize, part: i64) -> Option<SmallVec<[Begin; 4]>> {
-        let axes = set(&group.axes);
+        let axes = group.axis_set();
         let mut begins = meaning.begins.clone();
         let others = begins.iter().enumerate().filter(|&(other, _)| other != dim);
-        if others.into_iter().any(|(_, &begin)| self.layouts.axes(begin) & axes != 0) {
+        if others.into_iter().any(|(_, &begin)| !(self.layouts.axes(begin) & axes).is_empty()) {
             return None;
         }
         if begins[dim] == ANYWHERE {

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use meshloom_hlo::mesh::{Mesh, MeshAxis};
+use meshloom_hlo::mesh::Mesh;
 use rustc_hash::FxHashMap;
+
+use crate::ir::AxisSet;
 
 /// The first element of each device's part along a dimension, by number in [`Layouts`].
 pub(super) type Begin = u32;
@@ -14,16 +16,13 @@ pub(super) const FIRST: Begin = 0;
 /// The value is the same along the dimension, so that a part may begin anywhere.
 pub(super) const ANYWHERE: Begin = u32::MAX;
 
-/// A set of mesh axes, one bit each.
-pub(super) type AxisBits = u64;
-
 /// All beginnings that occur in a proof, each once.
 pub(super) struct Layouts {
     pub(super) mesh: Mesh,
     begins: Vec<Vec<i64>>,
     numbers: FxHashMap<Vec<i64>, Begin>,
     /// The axes that each of them depends on.
-    axes: Vec<AxisBits>,
+    axes: Vec<AxisSet>,
 }
 
 impl Layouts {
@@ -38,11 +37,11 @@ impl Layouts {
         if let Some(&number) = self.numbers.get(&begins) {
             return number;
         }
-        let mut axes = 0;
+        let mut axes = AxisSet::default();
         for axis in self.mesh.axes() {
             let base = |device: usize| device - self.mesh.axis_index(device, axis) * self.mesh.stride(axis);
             if (0..begins.len()).any(|device| begins[device] != begins[base(device)]) {
-                axes |= bit(axis);
+                axes |= AxisSet::of([axis]);
             }
         }
         let number = self.begins.len() as Begin;
@@ -58,8 +57,8 @@ impl Layouts {
     }
 
     /// The axes along which devices have other beginnings.
-    pub(super) fn axes(&self, begin: Begin) -> AxisBits {
-        self.axes.get(begin as usize).copied().unwrap_or(0)
+    pub(super) fn axes(&self, begin: Begin) -> AxisSet {
+        self.axes.get(begin as usize).copied().unwrap_or_default()
     }
 
     /// The numbers that fit parts of this size in a dimension.
@@ -69,10 +68,10 @@ impl Layouts {
     }
 
     /// Whether the parts of the devices that differ in their place along `axes` make up a dimension, each element once.
-    pub(super) fn covers(&self, begin: Begin, part: usize, size: usize, axes: AxisBits) -> bool {
+    pub(super) fn covers(&self, begin: Begin, part: usize, size: usize, axes: AxisSet) -> bool {
         let mut groups: BTreeMap<Vec<usize>, Vec<i64>> = BTreeMap::new();
         for (device, &begin) in self.begins(begin).iter().enumerate() {
-            let others = self.mesh.axes().filter(|&axis| axes & bit(axis) == 0);
+            let others = self.mesh.axes().filter(|&axis| !axes.contains(axis));
             let place = others.map(|axis| self.mesh.axis_index(device, axis)).collect();
             groups.entry(place).or_default().push(begin);
         }
@@ -81,14 +80,4 @@ impl Layouts {
             part * begins.len() == size && (0..).zip(&begins).all(|(index, &begin)| begin == index * part as i64)
         })
     }
-}
-
-/// The set of one axis.
-pub(super) fn bit(axis: MeshAxis) -> AxisBits {
-    1 << axis.index()
-}
-
-/// The set of some axes.
-pub(super) fn set(axes: &[MeshAxis]) -> AxisBits {
-    axes.iter().fold(0, |set, &axis| set | bit(axis))
 }

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use super::layout::{ANYWHERE, AxisBits, Begin, bit};
+use super::layout::{ANYWHERE, Begin};
 use super::walk::{Finding, Findings, Meaning, Prover, Whole};
-use crate::ir::{Graph, NodeRef, Value};
+use crate::ir::{AxisSet, Graph, NodeRef, Value};
 use crate::ops::{Op, While};
 
 /// How deep loops may be nested.
@@ -109,7 +109,8 @@ impl Prover {
             // Both loops run equally often: the conditions are the same number.
             let asked = self.walk(&Whole::new(&other.condition), &own.condition, at(&start, inputs, &other.condition));
             let asked = asked.of(own.condition.outputs()[0]);
-            let condition = Meaning { whole: other.condition.outputs()[0], begins: SmallVec::new(), partial: 0 };
+            let condition =
+                Meaning { whole: other.condition.outputs()[0], begins: SmallVec::new(), partial: AxisSet::default() };
             if !holds(asked, &condition, &other.condition) {
                 return None;
             }
@@ -133,7 +134,7 @@ impl Prover {
         (whole, value): (&Graph, Value),
         (local, own): (&Graph, Value),
         number: f64,
-    ) -> Vec<(SmallVec<[Begin; 4]>, AxisBits)> {
+    ) -> Vec<(SmallVec<[Begin; 4]>, AxisSet)> {
         let (ty, part) = (whole.ty(value), local.ty(own));
         if ty.dtype != part.dtype || ty.rank() != part.rank() {
             return Vec::new();
@@ -150,16 +151,16 @@ impl Prover {
             });
             begins = longer.take(MOST_GUESSES).collect();
         }
-        let mut all: Vec<AxisBits> = vec![0];
+        let mut all: Vec<AxisSet> = vec![AxisSet::default()];
         if number == 0.0 && ty.dtype.is_float() {
             for axis in self.layouts.mesh.axes() {
-                let more: Vec<AxisBits> = all.iter().map(|axes| axes | bit(axis)).collect();
+                let more: Vec<AxisSet> = all.iter().map(|axes| *axes | AxisSet::of([axis])).collect();
                 all.extend(more.into_iter().take(16));
             }
         }
         let pairs = all.iter().flat_map(|&partial| begins.iter().map(move |begins| (begins.clone(), partial)));
-        let apart = |(begins, partial): &(SmallVec<[Begin; 4]>, AxisBits)| {
-            begins.iter().all(|&begin| self.layouts.axes(begin) & partial == 0)
+        let apart = |(begins, partial): &(SmallVec<[Begin; 4]>, AxisSet)| {
+            begins.iter().all(|&begin| (self.layouts.axes(begin) & *partial).is_empty())
         };
         pairs.filter(apart).take(MOST_GUESSES).collect()
     }
@@ -168,7 +169,9 @@ impl Prover {
 /// Whether a value is shown to have a meaning.
 fn holds(fact: &Finding, meaning: &Meaning, whole: &Graph) -> bool {
     let number = fact.uniform.zip(whole.splat(meaning.whole));
-    if number.is_some_and(|(own, global)| own.to_bits() == global.to_bits() && (meaning.partial == 0 || own == 0.0)) {
+    if number
+        .is_some_and(|(own, global)| own.to_bits() == global.to_bits() && (meaning.partial.is_empty() || own == 0.0))
+    {
         return true;
     }
     fact.meanings.iter().any(|found| {

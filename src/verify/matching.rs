@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use super::layout::{ANYWHERE, AxisBits, Begin, FIRST};
+use super::layout::{ANYWHERE, Begin, FIRST};
 use super::walk::{Finding, Findings, Meaning, Prover, Whole};
-use crate::ir::{Graph, NodeRef, TensorType, Value};
+use crate::ir::{AxisSet, Graph, NodeRef, TensorType, Value};
 use crate::ops::{BinaryKind, Devices, Effect, FactorKind, FactorRule, Linear, Op, ReduceKind, Reshape, SliceDim};
 
 /// How many ways to read the operands of one op are tried.
@@ -163,7 +163,7 @@ impl Prover {
                 parts[factor as usize] = Some(merged);
             }
         }
-        let mut added: AxisBits = 0;
+        let mut added = AxisSet::default();
         for (factor, part) in rule.factors.iter().zip(&parts) {
             let (FactorKind::Reduction(kind), Some(part)) = (factor.kind, part) else { continue };
             if part.size == factor.size {
@@ -172,7 +172,7 @@ impl Prover {
             let axes = self.layouts.axes(part.begin);
             let is_sum = kind == ReduceKind::Sum && rule.initial.is_none();
             let covers = part.begin != ANYWHERE && self.layouts.covers(part.begin, part.size, factor.size, axes);
-            if !is_sum || !covers || axes & (added | partial) != 0 {
+            if !is_sum || !covers || !(axes & (added | partial)).is_empty() {
                 return None;
             }
             added |= axes;
@@ -202,7 +202,7 @@ impl Prover {
                     _ => return None,
                 });
             }
-            let depends = begins.iter().any(|&begin| self.layouts.axes(begin) & (added | partial) != 0);
+            let depends = begins.iter().any(|&begin| !(self.layouts.axes(begin) & (added | partial)).is_empty());
             if depends {
                 return None;
             }
@@ -220,11 +220,11 @@ impl Prover {
         reading: &[ReadOperand<'_>],
         results: &[&TensorType],
         operands: &[&TensorType],
-    ) -> Option<AxisBits> {
-        let of = |index: usize| reading[index].1.map_or(0, |meaning| meaning.partial);
-        let axes = (0..reading.len()).map(of).find(|&axes| axes != 0).unwrap_or(0);
-        if axes == 0 {
-            return Some(0);
+    ) -> Option<AxisSet> {
+        let of = |index: usize| reading[index].1.map_or_else(AxisSet::default, |meaning| meaning.partial);
+        let axes = (0..reading.len()).map(of).find(|axes| !axes.is_empty()).unwrap_or_default();
+        if axes.is_empty() {
+            return Some(axes);
         }
         let is_float = results.iter().chain(operands).all(|ty| ty.dtype.is_float());
         let (which, alone) = match global.op().facts().linear {
@@ -238,14 +238,14 @@ impl Prover {
             let (value, meaning) = reading[index];
             meaning.is_none() && facts.of(value).uniform == Some(0.0) && !local.ty(value).dims.contains(&0)
         };
-        let sums = (0..reading.len()).filter(|&index| of(index) != 0).count();
+        let sums = (0..reading.len()).filter(|&index| !of(index).is_empty()).count();
         let fits = (0..reading.len()).all(|index| match of(index) {
-            0 => alone || !which.contains(&index) || is_zero(index),
+            own if own.is_empty() => alone || !which.contains(&index) || is_zero(index),
             found => which.contains(&index) && found == axes,
         });
         // An operand that is no sum is the same on all devices that add up.
         let alike = reading.iter().filter_map(|(_, meaning)| *meaning).flat_map(|meaning| &meaning.begins);
-        let alike = alike.into_iter().all(|&begin| self.layouts.axes(begin) & axes == 0);
+        let alike = alike.into_iter().all(|&begin| (self.layouts.axes(begin) & axes).is_empty());
         (fits && alike && (!alone || sums == 1)).then_some(axes)
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::layout::{ANYWHERE, AxisBits, Begin, FIRST, Layouts};
-use crate::ir::{DType, Dims, Graph, Node, NodeRef, Spec, Value};
+use super::layout::{ANYWHERE, Begin, FIRST, Layouts};
+use crate::ir::{AxisSet, DType, Dims, Graph, Node, NodeRef, Spec, Value};
 use crate::ops::{BinaryKind, Op};
 
 /// The meaning of a value of one device.
@@ -17,7 +17,7 @@ pub(super) struct Meaning {
     /// Where the part of each device begins, along each dimension.
     pub(super) begins: SmallVec<[Begin; 4]>,
     /// The axes over which the values of the devices add up to the part.
-    pub(super) partial: AxisBits,
+    pub(super) partial: AxisSet,
 }
 
 /// The knowledge of a value of one device.
@@ -167,7 +167,7 @@ impl Prover {
         if of_output.is_empty() {
             return Some("no proof that it is a part of the global result".to_owned());
         }
-        let complete: Vec<&&Meaning> = of_output.iter().filter(|meaning| meaning.partial == 0).collect();
+        let complete: Vec<&&Meaning> = of_output.iter().filter(|meaning| meaning.partial.is_empty()).collect();
         if complete.is_empty() {
             return Some("it is a part of a sum over devices that is not added up".to_owned());
         }
@@ -204,7 +204,7 @@ impl Prover {
         inputs: Vec<(Value, SmallVec<[Begin; 4]>)>,
     ) -> Findings {
         let fact = |(whole, begins)| Finding {
-            meanings: [Meaning { whole, begins, partial: 0 }].into_iter().collect(),
+            meanings: [Meaning { whole, begins, partial: AxisSet::default() }].into_iter().collect(),
             ..Finding::default()
         };
         self.walk(&Whole::new(whole), local, inputs.into_iter().map(fact).collect())
@@ -247,7 +247,11 @@ impl Prover {
                     {
                         let begin = |dim| if dim == iota.axis { FIRST } else { ANYWHERE };
                         let begins = (0..iota.ty.rank()).map(begin).collect();
-                        found[0].add(Meaning { whole: whole.graph.node(id).result(), begins, partial: 0 });
+                        found[0].add(Meaning {
+                            whole: whole.graph.node(id).result(),
+                            begins,
+                            partial: AxisSet::default(),
+                        });
                     }
                 }
             }
@@ -255,7 +259,11 @@ impl Prover {
                 for &id in &whole.constants {
                     if whole.graph.node(id).op() == node.op() {
                         let begins = SmallVec::from_elem(FIRST, local.ty(node.result()).rank());
-                        found[0].add(Meaning { whole: whole.graph.node(id).result(), begins, partial: 0 });
+                        found[0].add(Meaning {
+                            whole: whole.graph.node(id).result(),
+                            begins,
+                            partial: AxisSet::default(),
+                        });
                     }
                 }
             }
@@ -364,7 +372,8 @@ impl Prover {
             && meaning.begins.len() == ty.rank()
             && meaning.begins.iter().zip(ty.dims.iter().zip(&own.dims)).all(|(&begin, (&size, &part))| {
                 let is_within = |&begin: &i64| begin >= 0 && begin as usize + part <= size;
-                self.layouts.axes(begin) & meaning.partial == 0 && self.layouts.begins(begin).iter().all(is_within)
+                (self.layouts.axes(begin) & meaning.partial).is_empty()
+                    && self.layouts.begins(begin).iter().all(is_within)
             });
         if fits {
             found.add(meaning);

@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::varying::{AxisSet, Sets, Varying, of_inputs};
-use crate::ir::{Axes, Graph, GraphBuilder, GraphCopy, NodeRef, Origin, Value, ValueMap, Values};
+use super::varying::{Sets, Varying, is_same_within, of_inputs};
+use crate::ir::{Axes, AxisSet, Graph, GraphBuilder, GraphCopy, NodeRef, Origin, Value, ValueMap, Values};
 use crate::ops::{
     AllGather, AllReduce, Analysis, Binary, BinaryKind, DynamicSlice, Group, Op, ReduceKind, ReduceScatter,
 };
@@ -137,7 +137,7 @@ impl Cancelling {
         let (dim, group) = own_part(self.builder.graph(), node.op(), node.operands())?;
         let whole = *node.operands().first()?;
         let undone = dim == gather.dim && *group == gather.group;
-        (undone && self.sets[whole.index()].is_same_within(group)).then_some(whole)
+        (undone && is_same_within(self.sets[whole.index()], group)).then_some(whole)
     }
 
     /// One reduction in place of two that are added.

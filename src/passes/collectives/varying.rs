@@ -6,45 +6,13 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::PortInfo;
+use crate::ir::{AxisSet, PortInfo};
 use crate::ops::{Analysis, Devices, Group, Op, ValueFacts};
 use meshloom_hlo::CollectiveKind;
-use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
-/// A set of mesh axes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct AxisSet(u32);
-
-// An axis is a bit.
-const _: () = assert!(Mesh::MAX_AXES <= u32::BITS as usize);
-
-impl AxisSet {
-    const ALL: AxisSet = AxisSet(u32::MAX);
-
-    pub(super) fn of(axes: impl IntoIterator<Item = MeshAxis>) -> AxisSet {
-        AxisSet(axes.into_iter().fold(0, |set, axis| set | 1 << axis.index()))
-    }
-
-    fn along(group: &Group) -> AxisSet {
-        AxisSet::of(group.axes.iter().copied())
-    }
-
-    pub(super) fn or(self, other: AxisSet) -> AxisSet {
-        AxisSet(self.0 | other.0)
-    }
-
-    fn without(self, other: AxisSet) -> AxisSet {
-        AxisSet(self.0 & !other.0)
-    }
-
-    /// Whether no axis of a group is in the set.
-    pub(super) fn is_same_within(self, group: &Group) -> bool {
-        self.0 & AxisSet::along(group).0 == 0
-    }
-
-    fn union(sets: &[AxisSet]) -> AxisSet {
-        sets.iter().fold(AxisSet::default(), |all, &set| all.or(set))
-    }
+/// Whether no axis of a group is in a set.
+pub(super) fn is_same_within(set: AxisSet, group: &Group) -> bool {
+    (set & group.axis_set()).is_empty()
 }
 
 /// One set for each result or input.
@@ -68,12 +36,12 @@ impl Analysis for Varying {
     const CARRY_IS_ONE: bool = false;
 
     fn join(&self, one: AxisSet, other: &AxisSet) -> AxisSet {
-        one.or(*other)
+        one | *other
     }
 
     /// Where devices take different branches or numbers of iterations, every result may differ.
     fn controlled(&self, set: AxisSet, control: &AxisSet) -> AxisSet {
-        set.or(*control)
+        set | *control
     }
 
     fn transfer(&self, op: &Op, operands: &[AxisSet], result_count: usize) -> Sets {
@@ -82,14 +50,14 @@ impl Analysis for Varying {
             Devices::Alone if facts.is_separate => operands.into(),
             Devices::Alone => SmallVec::from_elem(AxisSet::union(operands), result_count),
             Devices::Unknown => SmallVec::from_elem(AxisSet::ALL, result_count),
-            Devices::Rank(group) => SmallVec::from_elem(AxisSet::along(group), result_count),
+            Devices::Rank(group) => SmallVec::from_elem(group.axis_set(), result_count),
             Devices::Exchange(CollectiveKind::AllGather | CollectiveKind::AllReduce, group) => {
-                each(operands, |set| set.without(AxisSet::along(group)))
+                each(operands, |set| set.without(group.axis_set()))
             }
             Devices::Exchange(
                 CollectiveKind::AllToAll | CollectiveKind::CollectivePermute | CollectiveKind::ReduceScatter,
                 group,
-            ) => each(operands, |set| set.or(AxisSet::along(group))),
+            ) => each(operands, |set| set | group.axis_set()),
         }
     }
 }
